@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import huggingface_hub
 import pytest
+from huggingface_hub.utils.sha import git_hash
 
 
 TOKEN = "hf_of_the_tests"
@@ -27,6 +28,7 @@ class StandInHub:
         revisions: what there is besides "main".
         cut: bytes after which the next transfer of a file that is longer breaks off; None for no break.
         failing: files, as owner/name/file, whose content gives an internal error.
+        told: SHA-256 of files that are listed in place of their own.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class StandInHub:
         self.revisions = {"main"}
         self.cut: int | None = None
         self.failing: set[str] = set()
+        self.told: dict[str, str] = {}
         self.requests: list[tuple[str, str, str | None]] = []
         self.tokens: set[str | None] = set()
 
@@ -102,10 +105,7 @@ class StandInHub:
             siblings = [{"rfilename": name, "size": p.stat().st_size} for name, p in files.items()]
             return self.reply_json(request, {"id": repository, "sha": commit, "siblings": siblings})
         if what == "tree":
-            return self.reply_json(
-                request,
-                [{"type": "file", "path": n, "size": p.stat().st_size, "oid": "0" * 40} for n, p in files.items()],
-            )
+            return self.reply_json(request, [self.entry(name, p.read_bytes()) for name, p in files.items()])
         byte_range = request.headers.get("Range")
         self.requests.append((request.command, f"{repository}/{file}", byte_range))
         if repository in self.gated and authorization != f"Bearer {TOKEN}":
@@ -126,6 +126,13 @@ class StandInHub:
                 body, self.cut, request.close_connection = body[: self.cut], None, True
             request.wfile.write(body)
         return None
+
+    def entry(self, name: str, content: bytes) -> dict:
+        """A file as the Hub lists it: large ones by their SHA-256, others by git's hash."""
+        found = {"type": "file", "path": name, "size": len(content), "oid": git_hash(content)}
+        sha256 = self.told.get(name, hashlib.sha256(content).hexdigest())
+        lfs = {"lfs": {"oid": sha256, "size": len(content), "pointerSize": 1}}
+        return found | lfs if name.endswith(".safetensors") else found
 
     def reply_json(self, request: BaseHTTPRequestHandler, value: object) -> None:
         body = json.dumps(value).encode()

@@ -54,6 +54,7 @@ INNER = {
         "report",
         "against",
         "turns",
+        "score_commands",
         "commands",
         "__init__",
     ],

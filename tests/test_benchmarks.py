@@ -12,6 +12,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import compare_fidelity
 import compare_llamagen
 import compare_transformers
 import compare_var
@@ -41,6 +42,16 @@ def run(monkeypatch, capsys):
     yield main
     for logging, level in levels:
         logging.set_verbosity(level)
+
+
+def test_a_fid_is_checked_and_timed_next_to_torch_fidelity(run, monkeypatch):
+    monkeypatch.setattr(compare_fidelity, "WIDTH", 12)
+    monkeypatch.setitem(compare_fidelity.DISTANCES, "fvd", (40, 8))
+    tables = ("fid-next-to-torch-fidelity", "fvd")
+    lines = run(compare_fidelity, "--images", "50", "--repeats", "1", "--tables", *tables)
+    assert any(re.fullmatch(r"FID of 50 pictures: (\S+) here, \1 of torch-fidelity", line) for line in lines)
+    rows = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
+    assert rows == ["| ", "| torch-fidelity", "| arimage", "| ", "| one distance", "| with its error and limit"]
 
 
 def test_every_script_has_its_line():

@@ -31,7 +31,7 @@ NAMES = "|".join(re.escape(name) for entry in PUBLISHED for name in (entry.name,
 RULES = {
     "an installation": r"pip install|git clone|docker",
     "a published model": rf"\b({NAMES})\b|deepseek-community|GlmImagePipeline",
-    "a download": r"wget |hf download|inception|--clip|--i3d",
+    "a download": r"wget |hf download|--download|inception|--clip|--i3d",
     "a GPU": r"\"cuda\"|CUDA_VISIBLE_DEVICES",
     "minutes of compilation": r"\.compile\(",
     "files of the reader": r"path/to|MODEL|script\.py|annotations/|train\.parquet|--data (pictures|photos)",

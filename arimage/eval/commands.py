@@ -45,11 +45,7 @@ from ..settings.schema import LARGEST
 from .options import (
     BatchSize,
     Classes,
-    Clip,
-    Dinov2,
-    Frames,
-    HeldOut,
-    I3DWeights,
+    DryRun,
     InceptionWeights,
     NegativePrompt,
     PerClass,
@@ -57,16 +53,10 @@ from .options import (
     Pixels,
     Prompts,
     Ref,
-    ResizeOption,
-    ScoredBatchSize,
-    ScoredSize,
-    Sheet,
-    SkipDamaged,
-    Train,
     check_extra,
-    check_out,
     networks,
 )
+from .score_commands import make_stats, score, score_tokenizer
 
 
 eval_app = typer.Typer(
@@ -118,12 +108,7 @@ def generate(
     workers: Annotated[
         int | None, number("Workers of --engine ray. Default: one per GPU, or one without a GPU.", most=10**4)
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Print what would be generated and, from a few forward passes, how long it would take."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Generate many images from prompts or classes. Repeat an interrupted command to resume it: the images do not
     depend on interruptions or on the number of processes."""
@@ -187,123 +172,9 @@ def generate(
         typer.echo(out)
 
 
-@eval_app.command()
-@panels(
-    metrics="metrics size frames out",
-    references="ref train held_out sheet skip_damaged resize",
-    networks="inception_weights clip dinov2 i3d_weights batch_size",
-)
-def score(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of a finished `arimage eval generate`, any folder of images, or a .npz (arr_0) or .npy of "
-            "images."
-        ),
-    ],
-    metrics: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
-            "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, cmmd, clip, clip-choice (of prompts "
-            "with alternatives), fvd (of videos), diversity (of several images per prompt), nearest (training "
-            "example), or an installed metric, such as retrieval."
-        ),
-    ],
-    ref: Ref = None,
-    inception_weights: InceptionWeights = None,
-    clip: Clip = None,
-    dinov2: Dinov2 = None,
-    resize: ResizeOption = "clean",
-    size: ScoredSize = None,
-    i3d_weights: I3DWeights = None,
-    frames: Frames = None,
-    train: Train = None,
-    held_out: HeldOut = None,
-    sheet: Sheet = None,
-    skip_damaged: SkipDamaged = False,
-    batch_size: ScoredBatchSize = 32,
-    device: Device = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Also write the figures to this .json file, which is replaced if it exists.")
-    ] = None,
-) -> None:
-    """Score the images of a run, and add the figures to RUN/metrics.json; or score any other images, and write nothing
-    next to them."""
-    check_extra("scipy")
-    names = [name.strip() for name in metrics.split(",")]
-
-    from .job import Job
-    from .runs.files import write_json
-    from .score import INCEPTION_METRICS, figure_text, images_text
-    from .score import score as score_images
-
-    if size is not None and not set(names) & set(INCEPTION_METRICS):
-        raise ValueError(f"--size is for {', '.join(INCEPTION_METRICS)}: leave it out")
-    if frames is not None and "fvd" not in names:
-        raise ValueError("--frames is for fvd: leave it out")
-    for option, value in (("--train", train), ("--held-out", held_out), ("--sheet", sheet)):
-        if value is not None and "nearest" not in names:
-            raise ValueError(f"{option} is for nearest: leave it out")
-    if "nearest" in names:
-        check_extra("datasets", extra="train")
-    if sheet is not None:
-        check_out("--sheet", sheet, ".png")
-    if out is not None:
-        check_out("--out", out, ".json")
-    job = Job(
-        run,
-        reference=ref,
-        inception_weights=inception_weights,
-        clip=clip,
-        dinov2=dinov2,
-        resize=resize,
-        device=choose_device(device),
-        batch_size=batch_size,
-        size=size,
-        i3d_weights=i3d_weights,
-        frames=frames,
-        skip_damaged=skip_damaged,
-        train=train,
-        held_out=held_out,
-        sheet=sheet,
-    )
-    found = score_images(job, names)
-    for name, entry in found.items():
-        typer.echo(f"{name}: {figure_text(entry)} ({images_text(entry)}, {entry['reference']})")
-        weights = entry.get("weights", "published")
-        if weights != "published":
-            typer.echo(f"{name}: weights {weights}", err=True)
-    if out is not None:
-        write_json(out, found)
-
-
-@eval_app.command("make-stats")
-def make_stats(
-    images: Annotated[
-        Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")
-    ],
-    out: Annotated[Path, typer.Option(help="Output file, .npz, for --ref; it must not exist.")],
-    inception_weights: InceptionWeights = None,
-    resize: ResizeOption = "clean",
-    skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read, and list them.")
-    ] = False,
-    batch_size: ScoredBatchSize = 32,
-    device: Device = None,
-) -> None:
-    """Write mean and covariance of the Inception features of images, as files of pytorch-fid and clean-fid hold them:
-    the reference of a FID."""
-    check_out("--out", out, ".npz")
-    if out.exists():
-        raise ValueError(f"--out {out} exists: name another file, or delete it")
-
-    from .job import make_statistics
-    from .metrics.inception import InceptionExtractor
-
-    extractor = InceptionExtractor(inception_weights, resize, choose_device(device))
-    make_statistics(images, extractor, out, skip_damaged=skip_damaged, batch_size=batch_size)
-    typer.echo(out)
+eval_app.command()(score)
+eval_app.command("make-stats")(make_stats)
+eval_app.command("tokenizer")(score_tokenizer)
 
 
 @eval_app.command()
@@ -366,7 +237,7 @@ def reproduce(
     device: Device = None,
 ) -> None:
     """Reproduce a published figure: generate its images with its settings, score or export them, and say whether the
-    figure is inside its band."""
+    figure is inside its band. The exit code is 3 if it is outside."""
     from .protocol import describe, find_protocol, load_protocols
 
     if name is None:
@@ -392,22 +263,23 @@ def reproduce(
         raise ValueError("--out is missing: name a folder for the images and the report")
     if row.folder is not None and model is None:
         raise ValueError(f"{name} cannot be downloaded by name: give --model, a folder of {row.folder}")
-    typer.echo(
-        run(
-            found,
-            row,
-            out,
-            decoding=chosen,
-            images=images,
-            model=model,
-            prompts=prompts,
-            reference=ref,
-            inception_weights=inception_weights,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-        )
+    text, outside = run(
+        found,
+        row,
+        out,
+        decoding=chosen,
+        images=images,
+        model=model,
+        prompts=prompts,
+        reference=ref,
+        inception_weights=inception_weights,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
     )
+    typer.echo(text)
+    if outside:
+        raise typer.Exit(3)
 
 
 @eval_app.command()
@@ -427,9 +299,9 @@ def report(
 # `arimage bench`.
 @panels(
     images="prompt prompts class_label per_prompt seed height width",
-    sampling="guidance_scale temperature top_k top_p min_p",
+    sampling="guidance_scale temperature top_k top_p min_p num_inference_steps negative_prompt",
     decoding="decoding order",
-    measurement="batch_size metrics ref",
+    measurement="batch_size metrics ref dry_run",
     output="out against",
 )
 def bench(
@@ -466,6 +338,8 @@ def bench(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
+    num_inference_steps: NumInferenceSteps = None,
+    negative_prompt: NegativePrompt = None,
     batch_size: BatchSize = 1,
     metrics: Annotated[
         str | None,
@@ -476,6 +350,7 @@ def bench(
         ),
     ] = None,
     ref: Ref = None,
+    dry_run: DryRun = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -506,11 +381,12 @@ def bench(
     from .bench.judge import cannot_judge
     from .job import Job
     from .report import to_markdown, write_report
+    from .runs.generate import prepare
     from .runs.manifest import make_manifest
     from .runs.prompts import prompt_metrics
     from .score import check_metrics
     from .turns import bench as measure
-    from .turns import prepare_runs, typed_rows
+    from .turns import configure_runs, estimate, typed_rows
 
     old = None if against is None else read_report(against)
     if metrics is None:
@@ -531,29 +407,33 @@ def bench(
         typer.echo(f"{model}: not compared with the model's distribution, since {reason}", err=True)
     texts = [] if class_label else prompt or examples_of(pipe.known_captions)[:1]
     rows, source = given or typed_rows(pipe, texts, class_labels_of(class_label), per_prompt, batch_size, seed)
-    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
+    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, num_inference_steps)
+    configs, left_out = configure_runs(
+        pipe,
+        rows,
+        decoding or [],
+        order or (),
+        old,
+        model=model,
+        source=source,
+        seed=seed,
+        batch_size=min(batch_size, len(rows)),
+        sampling=supported(pipe, model, options),
+        height=height,
+        width=width,
+        negative_prompt=negative_prompt,
+        lora=lora,
+        steps=steps,
+    )
+    if left_out:
+        reasons = "; ".join(f"{name} ({why})" for name, why in left_out.items())
+        typer.echo(f"{model}: left out {reasons}", err=True)
+    if dry_run:
+        typer.echo(estimate(pipe, configs, rows, out))
+        return
     with contextlib.ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs, left_out = prepare_runs(
-            pipe,
-            rows,
-            decoding or [],
-            folder,
-            order or (),
-            old,
-            model=model,
-            source=source,
-            seed=seed,
-            batch_size=min(batch_size, len(rows)),
-            sampling=supported(pipe, model, options),
-            height=height,
-            width=width,
-            lora=lora,
-            steps=steps,
-        )
-        if left_out:
-            reasons = "; ".join(f"{name} ({why})" for name, why in left_out.items())
-            typer.echo(f"{model}: left out {reasons}", err=True)
+        runs = [prepare(config, rows, folder / name) for name, config in configs.items()]
         report = measure(runs, pipe, scores, job, "deviation" in names and reason is None)
     typer.echo(to_markdown(report) if out is None else write_report(report, out))
     if old is not None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .job import Job, entry, extract_reference, warn_of_few, write_scores
 from .metrics.clip_choice import clip_choices
 from .metrics.clip_score import PREFIX, clip_scores
 from .metrics.diversity import diversity
-from .metrics.features import extract
+from .metrics.features import Extractor, extract
 from .metrics.frechet import FrechetDistance, Gaussian
 from .metrics.i3d import frame_count, read_clip
 from .metrics.inception_score import inception_score
@@ -28,8 +28,6 @@ from .sheet import IMAGES, chosen_images, write_sheet
 
 
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
-# Of the line whose limit is a distance for infinitely many images: all of them, and halves.
-FID_INFINITY_POINTS = 2
 # As many as their networks have features: with fewer the estimated covariance is singular.
 FEWEST_IMAGES, FEWEST_VIDEOS = 2048, 400
 PRECISION_K, DENSITY_K = 3, 5
@@ -39,9 +37,9 @@ INCEPTION_METRICS = ("fid", "fid-categories", "kid", "prdc", "isc", "sfid")
 # Of the network that the published figures are of.
 TF1_METRICS = ("isc", "sfid")
 # Those that compare with images, or with statistics of them.
-REFERENCE_METRICS = ("fid", "fid-categories", "kid", "prdc", "sfid", "fd-dinov2", "cmmd")
+REFERENCE_METRICS = ("fid", "fid-categories", "kid", "prdc", "sfid", "fd-dinov2", "fd-wavelets", "cmmd")
 # Those that need neither prompts, categories nor videos.
-PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd", "nearest")
+PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "fd-wavelets", "cmmd", "nearest")
 
 
 def _with_infinity(metric: str, job: Job, ours: np.ndarray, reference: Gaussian, make_entry: Callable) -> dict:
@@ -49,7 +47,7 @@ def _with_infinity(metric: str, job: Job, ours: np.ndarray, reference: Gaussian,
     distance = FrechetDistance(ours, reference)
     return {
         metric: make_entry(distance.estimate(job.prompts)),
-        f"{metric}-infinity": make_entry(Estimate(distance.infinity()), points=FID_INFINITY_POINTS),
+        f"{metric}-infinity": make_entry(Estimate(distance.infinity()), extrapolation="jackknife"),
     }
 
 
@@ -60,12 +58,13 @@ def _of_reference(
     if statistics is None:
         theirs = extract()
         warn_of_few(metric, FEWEST_IMAGES, job.count, len(theirs))
-        return Gaussian.of_features(theirs), None
+        return Gaussian.of_features(theirs, job.device), None
     told = "statistics, of weights and resizing that the file does not name"
     if statistics.space is not None:
         told = f"statistics of {statistics.count} pictures"
     warn_of_few(metric, FEWEST_IMAGES, job.count, statistics.count or FEWEST_IMAGES)
-    return Gaussian.of_covariance(statistics.mean, statistics.covariance), f"{job.against.label}: {told}"
+    gaussian = Gaussian.of_covariance(statistics.mean, statistics.covariance, job.device)
+    return gaussian, f"{job.against.label}: {told}"
 
 
 def _fid(job: Job) -> dict[str, dict]:
@@ -105,7 +104,7 @@ def _fid_categories(job: Job) -> dict[str, dict]:
                 "at least three images, and two of the reference"
             )
         counts += [len(rows), len(columns)]
-        reference = Gaussian.of_features(job.reference_features[columns])
+        reference = Gaussian.of_features(job.reference_features[columns], job.device)
         label = f"{job.against.label}: {len(columns)} pictures in {category}"
         estimate = FrechetDistance(job.features[rows], reference).estimate(job.of_prompts(rows))
         entries[f"fid-{category}"] = job.inception_entry(estimate, label, rows)
@@ -193,7 +192,17 @@ def _fd_dinov2(job: Job) -> dict[str, dict]:
     features, theirs = job.extract(extractor), job.extract_against(extractor)
     warn_of_few("fd-dinov2", features.shape[1], len(features), len(theirs))
     shared = {"reference": job.against_label, "space": extractor.space, **_note(extractor.weights)}
-    return _with_infinity("fd-dinov2", job, features, Gaussian.of_features(theirs), partial(job.entry, **shared))
+    reference = Gaussian.of_features(theirs, job.device)
+    return _with_infinity("fd-dinov2", job, features, reference, partial(job.entry, **shared))
+
+
+def _fd_wavelets(job: Job) -> dict[str, dict]:
+    extractor = job.wavelets
+    features, theirs = job.extract(extractor), job.extract_against(extractor)
+    warn_of_few("fd-wavelets", features.shape[1], len(features), len(theirs))
+    reference = Gaussian.of_features(theirs, job.device)
+    shared = {"reference": job.against_label, "space": extractor.space}
+    return _with_infinity("fd-wavelets", job, features, reference, partial(job.entry, **shared))
 
 
 def _fvd(job: Job) -> dict[str, dict]:
@@ -213,7 +222,7 @@ def _fvd(job: Job) -> dict[str, dict]:
     warn_of_few("fvd", FEWEST_VIDEOS, len(features), len(theirs))
     label = f"{videos.label}: {len(theirs)} videos"
     make_entry = partial(job.entry, reference=label, space=extractor.space, weights=extractor.weights)
-    return _with_infinity("fvd", job, features, Gaussian.of_features(theirs), make_entry)
+    return _with_infinity("fvd", job, features, Gaussian.of_features(theirs, job.device), make_entry)
 
 
 # At which size pixels are compared.
@@ -266,6 +275,36 @@ def _name(data: str | Path | None, images: Any) -> str:
     return f"{Path(str(data)).name}, sha256 of samples {images.about['images'][:8]}"
 
 
+def needs_clip(metrics: list[str]) -> bool:
+    """Whether one of the metrics, installed ones too, asks CLIP."""
+    return any(name.startswith("clip") or name == "cmmd" for name in metrics)
+
+
+def extractors(job: Job, metrics: list[str]) -> Iterator[tuple[Extractor, Callable[[Path], object], int]]:
+    """The networks of metrics of this package, each once, how they read a file, and how many images of the reference
+    they are given."""
+    names = set(metrics)
+
+    def theirs(*some: str) -> int:
+        return job.against.count if names & {*some} & {*REFERENCE_METRICS} else 0
+
+    of_pooling = {*INCEPTION_METRICS} - {"sfid"}
+    if names & of_pooling:
+        yield job.inception, job.read, theirs(*of_pooling)
+    if "sfid" in names:
+        yield job.spatial_inception, job.read, theirs("sfid")
+    if needs_clip(metrics):
+        yield job.clip_extractor, job.read, theirs("cmmd")
+    if "fd-dinov2" in names:
+        yield job.dinov2_extractor, job.read, theirs("fd-dinov2")
+    if "fd-wavelets" in names:
+        yield job.wavelets, job.read, theirs("fd-wavelets")
+    if job.reference is not None and "fvd" in names:
+        frames = job.frames or frame_count(job.paths[0])
+        count = read_folder(job.reference, videos=True).count
+        yield job.i3d_extractor(frames), partial(read_clip, frames=frames), count
+
+
 METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "fid": _fid,
     "fid-categories": _fid_categories,
@@ -274,6 +313,7 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "isc": _isc,
     "sfid": _sfid,
     "fd-dinov2": _fd_dinov2,
+    "fd-wavelets": _fd_wavelets,
     "cmmd": _cmmd,
     "clip": _clip,
     "clip-choice": _clip_choice,

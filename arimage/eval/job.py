@@ -1,17 +1,28 @@
 """What a metric is given: the images to score, the reference, and features of both."""
 
 import logging
-import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
+from ..media.files import read_image, read_raw
 from .metrics.clip_score import ClipExtractor
 from .metrics.dinov2 import Dinov2Extractor
-from .metrics.features import Extractor, Resize, Space, extract, image_paths
+from .metrics.features import (
+    Extractor,
+    ExtractorT,
+    Resize,
+    Space,
+    cache_folder,
+    extract,
+    image_paths,
+    of_raw_files,
+)
 from .metrics.i3d import I3DExtractor
 from .metrics.inception import InceptionExtractor, SpatialInceptionExtractor
 from .metrics.reference import (
@@ -24,6 +35,7 @@ from .metrics.reference import (
 )
 from .metrics.small_versions import SIDE, small_versions
 from .metrics.standard_errors import Estimate
+from .metrics.wavelets import WaveletExtractor
 from .runs.files import write_json
 from .runs.run_folder import MANIFEST, prompts_of, read_rows
 
@@ -51,6 +63,7 @@ class Job:
         train: for `nearest`, the training set, as `open_pixels` takes it.
         held_out: for `nearest`, real images that training did not see, of which the same is said.
         sheet: for `nearest`, a .png file to write.
+        raw: read files by `read_raw` for networks.
     """
 
     run: Path
@@ -68,6 +81,7 @@ class Job:
     train: str | Path | None = None
     held_out: str | Path | None = None
     sheet: Path | None = None
+    raw: bool = False
 
     @property
     def is_run(self) -> bool:
@@ -101,22 +115,34 @@ class Job:
 
     @cached_property
     def inception(self) -> InceptionExtractor:
-        return InceptionExtractor(self.inception_weights, self.resize, self.device)
+        return self._named(InceptionExtractor(self.inception_weights, self.resize, self.device))
 
     @cached_property
     def spatial_inception(self) -> SpatialInceptionExtractor:
-        return SpatialInceptionExtractor(self.inception_weights, self.device)
+        return self._named(SpatialInceptionExtractor(self.inception_weights, self.device))
 
     @cached_property
     def clip_extractor(self) -> ClipExtractor:
-        return ClipExtractor(self.clip, self.device)
+        return self._named(ClipExtractor(self.clip, self.device))
 
     @cached_property
     def dinov2_extractor(self) -> Dinov2Extractor:
-        return Dinov2Extractor(self.dinov2, self.device)
+        return self._named(Dinov2Extractor(self.dinov2, self.device))
+
+    @cached_property
+    def wavelets(self) -> WaveletExtractor:
+        return self._named(WaveletExtractor(self.device))
 
     def i3d_extractor(self, frames: int) -> I3DExtractor:
         return I3DExtractor(self.i3d_weights, frames, self.device)
+
+    def _named(self, extractor: ExtractorT) -> ExtractorT:
+        return of_raw_files(extractor) if self.raw else extractor
+
+    @property
+    def read(self) -> Callable[[Path], Image.Image]:
+        """How networks read a file."""
+        return read_raw if self.raw else read_image
 
     @cached_property
     def features(self) -> np.ndarray:
@@ -124,9 +150,10 @@ class Job:
 
     def extract(self, extractor: Extractor, size: int | None = None) -> np.ndarray:
         """Features of the images: those of a run are cached with it, others where those of references are."""
+        settings: dict[str, Any] = {"batch_size": self.batch_size, "size": size, "read": self.read}
         if not self.is_run:
-            return extract_reference(self.images, extractor, batch_size=self.batch_size, size=size)
-        return extract(self.paths, extractor, cache=self.run / "features", batch_size=self.batch_size, size=size)
+            return extract_reference(self.images, extractor, **settings)
+        return extract(self.paths, extractor, cache=self.run / "features", **settings)
 
     @cached_property
     def small_versions(self) -> np.ndarray:
@@ -160,7 +187,7 @@ class Job:
 
     def extract_against(self, extractor: Extractor) -> np.ndarray:
         """Features of the reference's images, cached for other runs."""
-        return extract_reference(self.against, extractor, batch_size=self.batch_size)
+        return extract_reference(self.against, extractor, batch_size=self.batch_size, read=self.read)
 
     def entry(
         self, estimate: Estimate, reference: str, space: Space | None, some: np.ndarray | None = None, **more
@@ -200,12 +227,17 @@ def _open_pixels(data: str | Path) -> "PixelSource":
 
 def extract_reference(images: Reference, extractor: Extractor, **settings) -> np.ndarray:
     """Features of images that are not a run, cached for other commands."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
-    return extract(images.paths, extractor, cache=cache, sha256=images.sha256, **settings)
+    return extract(images.paths, extractor, cache=cache_folder("features"), sha256=images.sha256, **settings)
 
 
 def make_statistics(
-    path: Path, extractor: Extractor, out: Path, *, skip_damaged: bool = False, batch_size: int = 32
+    path: Path,
+    extractor: Extractor,
+    out: Path,
+    *,
+    skip_damaged: bool = False,
+    batch_size: int = 32,
+    raw: bool = False,
 ) -> None:
     """Write the statistics of the features of images to a .npz file, which `read_reference` takes; see
     `write_statistics`.
@@ -213,11 +245,14 @@ def make_statistics(
     Args:
         path: as `read_images` takes it.
         skip_damaged: leave out images that cannot be read.
+        raw: read files by `read_raw`.
 
     Raises:
         ValueError: if there are fewer than 2 images, or one cannot be read.
     """
-    features = extract_reference(read_images(path, skip_damaged=skip_damaged), extractor, batch_size=batch_size)
+    extractor, read = (of_raw_files(extractor), read_raw) if raw else (extractor, read_image)
+    images = read_images(path, skip_damaged=skip_damaged)
+    features = extract_reference(images, extractor, batch_size=batch_size, read=read)
     warn_of_few("fid", features.shape[1], len(features))
     write_statistics(out, features, extractor.space)
 

@@ -99,6 +99,26 @@ Sheet = Annotated[
     ),
 ]
 ScoredBatchSize = Annotated[int, number("Images, or frames of videos, per call of the networks.", most=10**4)]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        help="Download the published networks of the metrics that no option names, once, and check their hashes.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Print what would be generated and, from a few forward passes, how long it would take."
+    ),
+]
+Read = Annotated[
+    Literal["shown", "raw"],
+    typer.Option(
+        help="shown: files as viewers show them. raw: without orientation, colour profile and transparency, as most "
+        "programs of published figures read them."
+    ),
+]
 SkipDamaged = Annotated[
     bool, typer.Option("--skip-damaged", help="Leave out images of --ref that cannot be read, and list them.")
 ]

@@ -17,6 +17,7 @@ from .runs.prompts import prompt_file, prompt_metrics, read_prompts
 from .score import figure_text, score
 
 
+OUTSIDE = "outside"
 SCORERS = {
     # Of https://github.com/openai/guided-diffusion.
     "imagenet": "python evaluator.py VIRTUAL_imagenet{size}_labeled.npz {out}",
@@ -80,8 +81,12 @@ def reproduce(
     batch_size: int = 32,
     seed: int = 0,
     device: str | None = None,
-) -> str:
-    """Generate, score or export, and compare; the text is also in OUT/report.md. Resumes an interrupted run."""
+) -> tuple[str, bool]:
+    """Generate, score or export, and compare. Resumes an interrupted run.
+
+    Returns:
+        The text of OUT/report.md, and whether the figure is outside of its band: False if it is not judged.
+    """
     rows, source = manifest_of(row, images, prompts, seed)
     state = join_processes(device)
     if state.num_processes > 1 and device is None:
@@ -101,13 +106,14 @@ def reproduce(
     run = out / "run"
     generate_by_processes(pipe, config, rows, run, state)
     if not state.is_main_process:
-        return ""
+        return "", False
     entries, scorer = _score(row, run, out, reference, inception_weights, str(pipe._execution_device))
     text = report_text(name, row, decoding, len(rows), entries, scorer)
+    outside = scorer is None and verdict_of(row, decoding, len(rows), entries) == OUTSIDE
     if reference is not None and reference.is_file():
         text += f"\nReference: {reference.name}, sha256 {file_sha256(reference)}\n"
     (out / "report.md").write_text(text, encoding="utf-8")
-    return text
+    return text, outside
 
 
 def _score(row, run: Path, out: Path, reference, weights, device: str) -> tuple[dict[str, dict], str | None]:
@@ -125,6 +131,19 @@ def _score(row, run: Path, out: Path, reference, weights, device: str) -> tuple[
     return {}, SCORERS[row.benchmark].format(out=target, size=row.score_size or row.size)
 
 
+def verdict_of(row: Protocol, decoding: str, count: int, entries: dict[str, dict]) -> str:
+    """Whether the figure of `count` images is inside its band, or why that is not judged."""
+    found = entries[row.figure]
+    if not decoding_from_text(decoding).exact and decoding != row.decoding:
+        return f"none: {decoding} is lossy, and the published figure used {row.decoding}"
+    if row.benchmark == "imagenet" and count < row.number:
+        return f"none: a FID of {count:,} images is too high by what fewer images add, see fid-infinity"
+    if row.prompts is not None and found["standard_error"] is None:
+        return "none: a figure of one prompt has no error"
+    error = found["standard_error"] or 0.0
+    return "inside" if abs(found["value"] - row.expected[row.figure]) <= row.band(error) else OUTSIDE
+
+
 def report_text(
     name: str, row: Protocol, decoding: str, count: int, entries: dict[str, dict], scorer: str | None
 ) -> str:
@@ -134,13 +153,7 @@ def report_text(
     if scorer is None:
         found = entries[figure]
         band = row.band(found["standard_error"] or 0.0)
-        verdict = "inside" if abs(found["value"] - value) <= band else "outside"
-        if row.prompts is not None and found["standard_error"] is None:
-            verdict = "none: a figure of one prompt has no error"
-        if row.benchmark == "imagenet" and count < row.number:
-            verdict = f"none: a FID of {count:,} images is too high by what fewer images add, see fid-infinity"
-        if not decoding_from_text(decoding).exact and decoding != row.decoding:
-            verdict = f"none: {decoding} is lossy, and the published figure used {row.decoding}"
+        verdict = verdict_of(row, decoding, count, entries)
         lines += [
             "| figure | published | here | band | verdict |",
             "| --- | --- | --- | --- | --- |",

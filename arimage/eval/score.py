@@ -1,6 +1,7 @@
 """`arimage eval score`: the metrics of a run, or of other images, by their names, and its `metrics.json`."""
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -11,19 +12,29 @@ from pydantic import BaseModel, Field
 from ..media.texts import parse_json
 from ..settings.installed import installed
 from ..settings.schema import Items, check, read_whole
-from .figures import INCEPTION_METRICS, METRICS, PLAIN_METRICS, REFERENCE_METRICS, TF1_METRICS
+from .download import with_networks
+from .figures import (
+    INCEPTION_METRICS,
+    METRICS,
+    PLAIN_METRICS,
+    REFERENCE_METRICS,
+    TF1_METRICS,
+    extractors,
+    needs_clip,
+)
 from .job import Job
-from .metrics.features import Space
+from .metrics.features import Space, image_batches
 from .metrics.i3d import FEWEST_FRAMES
 from .metrics.standard_errors import estimate_text
+from .runs.estimate import duration_text
 from .runs.files import check_fields, write_json
 
 
 METRICS_FILE = "metrics.json"
 # Two figures of a metric are comparable if these are equal; a setting that a metric does not have is None.
 SHARED = (
-    "count", "prompts", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale",
-    "size", "splits", "sigma",
+    "count", "prompts", "reference", "space", "weights", "k", "subsets", "subset_size", "extrapolation", "prefix",
+    "scale", "size", "splits", "sigma",
 )  # fmt: skip
 Figure = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -62,16 +73,15 @@ def _metric(name: str) -> Callable[[Job], dict[str, dict]]:
     return METRICS[name] if name in METRICS else installed("metrics")[name].load()
 
 
-def check_metrics(job: Job, metrics: list[str]) -> None:
-    """Refuse metrics that cannot be computed, before any work. The run need not exist yet."""
-    reference, names = job.reference, set(metrics)
-    available = metric_names()
+def check_names(job: Job, metrics: list[str]) -> None:
+    """Refuse metrics that do not exist, and what they need besides networks. The run need not exist yet."""
+    names, available = set(metrics), metric_names()
     unknown = [name for name in metrics if name not in available]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}: choose among {', '.join(available)}")
-    if reference is None and "fvd" in names:
+    if job.reference is None and "fvd" in names:
         raise ValueError("--ref is missing: name a folder of videos, or another run of videos")
-    if reference is None and names & set(REFERENCE_METRICS):
+    if job.reference is None and names & set(REFERENCE_METRICS):
         raise ValueError("--ref is missing: name a folder of images, or a .npz of statistics or images")
     if "nearest" in names:
         _ = job.examples, job.held_out_images
@@ -81,13 +91,18 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
             f"{other[0]} is of the original Inception network: use `arimage eval score --resize tf1` with its "
             f"weights, or leave {other[0]} out"
         )
-    # Each of these refuses what is missing or damaged.
     if names & set(REFERENCE_METRICS):
         _ = job.against
+
+
+def check_metrics(job: Job, metrics: list[str]) -> None:
+    """Refuse metrics that cannot be computed, before any work. The run need not exist yet."""
+    check_names(job, metrics)
+    names = set(metrics)
+    # Each of these refuses what is missing or damaged.
     if names & set(INCEPTION_METRICS):
         _ = job.inception
-    # Installed metrics too.
-    if any(name.startswith("clip") or name == "cmmd" for name in names):
+    if needs_clip(metrics):
         _ = job.clip_extractor
     if "fd-dinov2" in names:
         _ = job.dinov2_extractor
@@ -117,9 +132,29 @@ def _check_reference(job: Job, metric: str) -> None:
         )
 
 
-def score(job: Job, metrics: list[str]) -> dict[str, dict]:
+def estimate_score(job: Job, metrics: list[str]) -> str:
+    """A text that says how long the networks of `metrics` would take, from two images. Writes nothing.
+
+    Raises:
+        ValueError: as `score` does before any work.
+    """
+    check_metrics(job, metrics)
+    lines, seconds = [], 0.0
+    for extractor, read, theirs in extractors(job, metrics):
+        name, began = extractor.space.name, time.perf_counter()
+        images = next(image_batches(job.paths, 2, name, read))
+        extractor(images).cpu()
+        each = (time.perf_counter() - began) / len(images)
+        lines.append(f"{name}: {each:.2g} s for each of {job.count:,} images, and of {theirs:,} of the reference")
+        seconds += each * (job.count + theirs)
+    lines.append(f"time: about {duration_text(seconds)} less what is cached; the metrics come on top")
+    return "\n".join(lines)
+
+
+def score(job: Job, metrics: list[str], *, download: bool = False) -> dict[str, dict]:
     """Compute `metrics`, some of `metric_names`. If the images are a run, each is written to its `metrics.json` as
-    soon as it is known; a folder or file of other images is left as it is.
+    soon as it is known; a folder or file of other images is left as it is. `download` fetches networks that the job
+    does not name, see `with_networks`.
 
     Returns:
         The entries of `metrics.json`, by their names; some metrics have several.
@@ -134,6 +169,9 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
             f"{refused[0]} needs the prompts or videos of a run of `arimage eval generate`, which {job.run} is not: "
             f"choose among {', '.join(PLAIN_METRICS)}"
         )
+    if download:
+        check_names(job, metrics)
+        job = with_networks(job, metrics)
     check_metrics(job, metrics)
     _ = job.paths, read_metrics(job.run) if job.is_run else None
     found = {}

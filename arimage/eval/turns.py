@@ -2,6 +2,8 @@
 
 import math
 import re
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from .bench.judge import judge
 from .bench.measure import choose_decodings, quiet
 from .job import Job
 from .report import make_report
+from .runs.estimate import duration_text, finished_images, measure_batch
 from .runs.files import write_json
 from .runs.generate import (
     Run,
@@ -20,7 +23,6 @@ from .runs.generate import (
     generate_batch,
     make_config,
     missing_batches,
-    prepare,
     progress_bar,
 )
 from .runs.manifest import label_rows, prompt_rows
@@ -47,17 +49,15 @@ def typed_rows(
     return label_rows(ids, seed, images), {"per_class": images}
 
 
-def prepare_runs(
+def configure_runs(
     pipe: ARPipeline,
     rows: list[dict],
     decodings: list[str],
-    out: Path,
     orders: Sequence[str] = (),
     against: dict | None = None,
     **asked,
-) -> tuple[list[Run], dict[str, str]]:
-    """Start or resume one run per decoding and order, each in a folder of `out`. Nothing is written unless all of them
-    can be generated.
+) -> tuple[dict[str, dict], dict[str, str]]:
+    """The configurations of one run per decoding and order.
 
     Args:
         rows: the manifest of all runs.
@@ -67,7 +67,7 @@ def prepare_runs(
         asked: the other arguments of `generate.make_config`.
 
     Returns:
-        The runs, and the reason why each other preset was left out.
+        The configurations by the names of the runs' folders, and the reason why each other preset was left out.
     """
     check_references(pipe, asked["model"], rows)
     configs, left_out = {}, {}
@@ -82,7 +82,27 @@ def prepare_runs(
             configs[folder] = make_config(pipe, rows, decoding=name, order=order, **asked)
             if against is not None:
                 check_against(against, configs[folder])
-    return [prepare(config, rows, out / folder) for folder, config in configs.items()], left_out
+    return configs, left_out
+
+
+def estimate(pipe: ARPipeline, configs: dict[str, dict], rows: list[dict], out: Path | None) -> str:
+    """A text that says how long the runs would take to generate what is missing in folders of `out`, from a few
+    forward passes of each. Writes nothing."""
+    lines, seconds, size = [], 0.0, (0, 0)
+    for folder, config in configs.items():
+        done = 0 if out is None else finished_images(config, rows, out / folder)
+        cost = measure_batch(pipe, config, rows)
+        how = "all" if cost.finished else f"estimated from the first {cost.measured}"
+        lines.append(
+            f"{folder}: {cost.passes:.1f} forward passes per image ({how}), {cost.pass_seconds:.3g} s each"
+            + (f"; {done} images are finished" if done else "")
+        )
+        batches = math.ceil((len(rows) - done) / config["batch_size"])
+        # One more is not timed.
+        seconds += cost.seconds * (batches + 1 if batches else 0)
+        size = cost.size
+    lines.insert(0, f"images: {len(rows)} of {size[1]}x{size[0]} pixels with each of {len(configs)} decodings")
+    return "\n".join([*lines, f"time: about {duration_text(seconds)}; what --metrics measures comes on top"])
 
 
 def warm_up(run: Run, pipe: ARPipeline) -> None:
@@ -98,6 +118,7 @@ def generate_in_turn(runs: list[Run], pipe: ARPipeline) -> None:
     """Generate the missing calls. The runs take turns call by call, so that other work on the machine slows all of
     them down alike."""
     missing = {run.folder: set(missing_batches(run)) for run in runs}
+    unknown, left = {folder for folder, some in missing.items() if some}, 0.0
     batches = max(math.ceil(len(run.rows) / run.call_size) for run in runs)
     with progress_bar(total=sum(map(len, missing.values())), unit="batch") as progress:
         for run in runs:
@@ -108,8 +129,16 @@ def generate_in_turn(runs: list[Run], pipe: ARPipeline) -> None:
             for run in runs:
                 if index in missing[run.folder]:
                     progress.set_description(run.folder.name)
+                    began = time.perf_counter()
                     generate_batch(run, pipe, index)
                     progress.update()
+                    missing[run.folder].remove(index)
+                    # As soon as all have generated one.
+                    if run.folder in unknown:
+                        left += (time.perf_counter() - began) * len(missing[run.folder])
+                        unknown.remove(run.folder)
+                        if not unknown and left:
+                            progress.write(f"about {duration_text(left)} for the other images", file=sys.stderr)
 
 
 def judge_run(run: Run, pipe: ARPipeline) -> None:

@@ -124,6 +124,16 @@ def read_image(path: Path) -> Image.Image:
         return to_rgb(name, image)
 
 
+def read_raw(path: Path) -> Image.Image:
+    """The levels in a file in mode RGB as Pillow converts them, without its orientation, profile and transparency: not
+    what viewers show, but what most programs of published figures read."""
+    name = f"one of the pictures is {path}, which"
+    with open_image(name, path) as image, _reading(name):
+        found = image.convert("RGB")
+    found.info = {}
+    return found
+
+
 def _upright(name: str, image: Image.Image) -> Image.Image:
     """A copy, turned as its EXIF data says, with all pixels read. Its `info` is only of its pixels."""
     with _reading(name):

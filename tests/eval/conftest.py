@@ -6,6 +6,12 @@ import pytest
 from commands import outcome, refusal
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """What commands keep for each other is not that of the user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def command(capsys):
     """Run `arimage`; returns its exit code, output and errors."""

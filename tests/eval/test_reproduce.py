@@ -117,14 +117,20 @@ def test_verdicts():
     assert "| none: a figure of one prompt" in one_prompt and "± 0" not in one_prompt.split("here")[1].split("band")[0]
 
 
-def test_a_packaged_row_is_generated_scored_and_reported(tmp_path):
+def test_a_packaged_row_is_generated_scored_and_reported(tmp_path, command):
     pipe = tiny_llamagen.text_pipeline()
     pipe.save_pretrained(tmp_path / "model")
     row = ROWS["emoji-llamagen:sjd-coupled"]
     options = {"decoding": "ar", "images": 4, "model": str(tmp_path / "model"), "batch_size": 4, "device": "cpu"}
-    text = reproduce("emoji-llamagen:sjd-coupled", row, tmp_path / "out", **options)
+    text, outside = reproduce("emoji-llamagen:sjd-coupled", row, tmp_path / "out", **options)
+    assert outside and "| outside |" in text
     assert "| retrieval | 0.968 |" in text and "emoji-kid" in text
     assert (tmp_path / "out" / "report.md").read_text() == text
+    words = ["emoji-llamagen", "--protocol", "sjd-coupled", "--decoding", "ar", "--images", 4, "--batch-size", 4]
+    code, out, _ = command(
+        "reproduce", *words, "--model", tmp_path / "model", "--out", tmp_path / "out", "--device", "cpu"
+    )
+    assert code == 3 and out == text + "\n"
 
 
 def test_images_of_classes_are_exported_without_a_reference(tmp_path, monkeypatch):
@@ -132,7 +138,8 @@ def test_images_of_classes_are_exported_without_a_reference(tmp_path, monkeypatc
     tiny_llamagen.class_pipeline().save_pretrained(tmp_path / "model")
     row = ROWS["llamagen-c2i-b-256"].model_copy(update={"size": 8, "score_size": 8, "decoding": "ar"})
     options = {"decoding": "ar", "model": str(tmp_path / "model"), "batch_size": 3, "device": "cpu"}
-    text = reproduce("llamagen-c2i-b-256", row, tmp_path / "out", **options)
+    text, outside = reproduce("llamagen-c2i-b-256", row, tmp_path / "out", **options)
+    assert not outside
     assert "evaluator.py" in text and np.load(tmp_path / "out" / "images.npz")["arr_0"].shape == (6, 8, 8, 3)
 
 

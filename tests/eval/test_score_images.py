@@ -2,6 +2,7 @@
 of a reference are made and read."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import scipy.linalg
 import scipy.spatial
 import torch
 from eval.score_kit import Moments, pictures, save
-from PIL import Image
+from PIL import ExifTags, Image
 
 from arimage.eval import job as jobs
+from arimage.eval import score as scores
 from arimage.eval import score_images
 from arimage.eval.job import Job, make_statistics
 from arimage.eval.metrics import inception
@@ -251,3 +253,44 @@ def test_errors_of_a_run_of_prompts_are_over_its_prompts(tmp_path, reference, wr
         assert many["prompts"] == 30 and few["prompts"] == 5
         assert many["value"] == pytest.approx(few["value"], rel=1e-9)
         assert many["standard_error"] != few["standard_error"]
+
+
+def test_a_dry_run_says_how_long_networks_take_and_writes_nothing(images, reference, tmp_path, monkeypatch, command):
+    np.save(tmp_path / "images.npy", OURS)
+    before = files(tmp_path)
+    clock = iter([0.0])
+    monkeypatch.setattr(scores, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    for source in (images, tmp_path / "images.npy"):
+        words = ["eval", "score", source, "--ref", reference, "--metrics", "fid,kid,fd-dinov2", "--device", "cpu"]
+        clock = iter([0.0, 8.0, 8.0, 12.0])
+        code, said, _ = command(*words, "--dry-run")
+        assert code == 0 and "moments: 4 s for each of 30 images, and of 40 of the reference" in said
+        assert "corners: 2 s for each of 30 images, and of 40" in said and "time: about 7 minutes" in said
+    # The Inception score needs no reference.
+    clock = iter([0.0, 2.0])
+    words[words.index("fid,kid,fd-dinov2")] = "isc"
+    said = command(*words, "--resize", "tf1", "--dry-run")[1]
+    assert "1 s for each of 30 images, and of 0" in said and "about 30 seconds" in said
+    assert files(tmp_path) == before
+
+
+def test_raw_files_are_read_as_they_are_stored(reference, tmp_path, command, refused):
+    turned, clear, exif = Image.fromarray(OURS[0]), Image.fromarray(OURS[1]).convert("RGBA"), Image.Exif()
+    exif[ExifTags.Base.Orientation] = 3
+    clear.putalpha(0)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    turned.save(photos / "0.png", exif=exif)
+    clear.save(photos / "1.png")
+    jobs = [Job(photos, reference, raw=raw) for raw in (True, False)]
+    raw, shown = (job.extract(job.clip_extractor) for job in jobs)
+    assert (raw == features(Corners(), OURS[:2]).astype(np.float32)).all()
+    white = np.full_like(OURS[1], 255)
+    assert (shown == features(Corners(), [OURS[0][::-1, ::-1], white]).astype(np.float32)).all()
+    assert [job.clip_extractor.space.resize for job in jobs] == ["none, raw files", "none"]
+    # Statistics say how their files were read.
+    words = ["--read", "raw", "--device", "cpu"]
+    make_statistics(reference, Moments(None), tmp_path / "raw.npz", raw=True)
+    scored = ["eval", "score", reference, "--ref", tmp_path / "raw.npz", "--metrics", "fid"]
+    assert command(*scored, *words)[0] == 0
+    assert "clean, raw files" in refused(*scored, "--device", "cpu")

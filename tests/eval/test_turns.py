@@ -1,12 +1,14 @@
 """`arimage bench` generates with several decodings in turn, scores and reports, and resumes after an interruption."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval import turns
+from arimage.eval.runs.generate import prepare
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.run_folder import read_results
 
@@ -44,7 +46,8 @@ def run(command):
 def prepared(pipe, out, decodings):
     rows = prompt_rows(PROMPTS, 0, 3)
     asked = {"model": "tiny", "source": {"per_prompt": 3}, "seed": 0, "batch_size": 2, "sampling": {}}
-    return turns.prepare_runs(pipe, rows, decodings, out, **asked)[0]
+    configs, _ = turns.configure_runs(pipe, rows, decodings, **asked)
+    return [prepare(config, rows, out / name) for name, config in configs.items()]
 
 
 def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monkeypatch):
@@ -79,8 +82,8 @@ def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(
         ("clip-checks", "clip"),
         ("is", "metric"),
         ("fid", "x.npz is damaged", "--ref", tmp_path / "x.npz"),
-        ("fid", "download https", "--ref", tmp_path / "y.npz"),
-        ("fvd", "download https", "--ref", tmp_path),
+        ("fid", "--download", "--ref", tmp_path / "y.npz"),
+        ("fvd", "--download", "--ref", tmp_path),
     ):
         arguments = ["--model", model, "--prompts", prompts, "--metrics", metrics, "--out", tmp_path / "out", *more]
         code, _, err = command("bench", *arguments)
@@ -119,3 +122,40 @@ def test_prompts_of_the_command_line_fill_five_calls(run, model):
     text = run("bench", "--model", model, "--prompt", "tree", "--prompt", "a red heart", "--batch-size", 2, *ONE)
     assert "10 images per run" in text and "calls of 2" in text and text.count("| ar | exact |") == 1
     assert "1 images per run" in run("bench", "--model", model, "--per-prompt", 1, "--batch-size", 8, *ONE)
+
+
+def test_a_dry_run_estimates_every_decoding_and_writes_nothing(run, model, prompts, tmp_path, monkeypatch):
+    words = ["bench", "--model", model, "--prompts", prompts, "--decoding", "sjd:window=4", *ONE]
+    monkeypatch.setattr(turns, "generate_batch", None)
+    out = tmp_path / "out"
+    said = run(*words, "--per-prompt", 3, "--dry-run", "--out", out).splitlines()
+    assert said[0] == "images: 6 of 8x8 pixels with each of 2 decodings" and not out.exists()
+    assert said[1].startswith("sjd-window=4: ") and said[2].startswith("ar: 16.0 forward passes per image (all)")
+    assert said[3].startswith("time: about ")
+
+
+def test_a_dry_run_counts_what_is_left(tmp_path):
+    pipe, rows = tiny_llamagen.text_pipeline(), prompt_rows(PROMPTS, 0, 3)
+    (finished,) = prepared(pipe, tmp_path, ["ar"])
+    turns.generate_in_turn([finished], pipe)
+    asked = {"model": "tiny", "source": {"per_prompt": 3}, "seed": 0, "batch_size": 2, "sampling": {}}
+    configs, _ = turns.configure_runs(pipe, rows, ["ar"], **asked)
+    said = turns.estimate(pipe, configs, rows, tmp_path)
+    assert "6 images are finished" in said and "time: about 0 seconds" in said
+    with pytest.raises(ValueError, match="seed = 0 and you ask for 1"):
+        turns.estimate(pipe, turns.configure_runs(pipe, rows, ["ar"], **asked | {"seed": 1})[0], rows, tmp_path)
+
+
+def test_the_time_that_is_left_is_said_once_all_have_generated(tmp_path, monkeypatch, capsys):
+    pipe, clock = tiny_llamagen.text_pipeline(), iter([0.0, 100.0, 200.0, 500.0, *[0.0] * 99])
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    turns.generate_in_turn(prepared(pipe, tmp_path, ["ar", "sjd"]), pipe)
+    # Two calls of 100 s and two of 300 s are left.
+    said = capsys.readouterr().err
+    assert said.count("for the other images") == 1 and "about 13 minutes" in said
+
+
+def test_arguments_that_not_all_models_take_are_passed_on_or_refused(run, refused, model, prompts, tmp_path):
+    words = ["bench", "--model", model, "--prompts", prompts, *ONE]
+    assert "--negative-prompt" in refused(*words, "--negative-prompt", "blue")
+    assert "num_inference_steps" in refused(*words, "--num-inference-steps", 3).replace("-", "_")

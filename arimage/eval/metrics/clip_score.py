@@ -14,8 +14,9 @@ from .networks import load_network
 
 PREFIX = "A photo depicts "
 PREPROCESSOR = "preprocessor_config.json"
-DOWNLOAD = "hf download openai/clip-vit-large-patch14 --local-dir"
-# Width, number of layers, patch size and image size of ViT-L/14@336, openai/clip-vit-large-patch14-336.
+PUBLISHED, PUBLISHED_336 = "openai/clip-vit-large-patch14", "openai/clip-vit-large-patch14-336"
+DOWNLOAD = f"hf download {PUBLISHED} --local-dir"
+# Width, number of layers, patch size and image size of ViT-L/14@336.
 VIT_L_336 = (1024, 24, 14, 336)
 
 
@@ -33,7 +34,7 @@ class ClipExtractor:
 
     def __init__(self, folder: Path | None, device: str = "cpu"):
         if folder is None:
-            raise ValueError(f"--clip is missing: {DOWNLOAD} DIR, and name the folder")
+            raise ValueError(f"--clip is missing: give --download, or {DOWNLOAD} DIR and name the folder")
         from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
         needed = ("config.json", PREPROCESSOR, "tokenizer_config.json")

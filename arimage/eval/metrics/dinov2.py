@@ -50,7 +50,7 @@ class Dinov2Extractor:
         get = f"hf download {PUBLISHED} --local-dir"
         if source is None:
             raise ValueError(
-                f"--dinov2 is missing: {get} DIR, and name the folder, or give {PUBLISHED} to download it"
+                f"--dinov2 is missing: give --download or {PUBLISHED} to download it, or {get} DIR and name the folder"
             )
         folder = Path(source)
         if not folder.is_dir() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source)):

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import logging
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -42,12 +43,26 @@ class Space:
     resize: str
 
 
+ExtractorT = TypeVar("ExtractorT", bound="Extractor")
+
+
 class Extractor(Protocol):
     """A network that computes features [B, D], float32, of B images of any mode and size, or of B videos."""
 
     space: Space
 
     def __call__(self, images: list) -> torch.FloatTensor: ...
+
+
+def of_raw_files(extractor: ExtractorT) -> ExtractorT:
+    """An extractor whose space says that it is given images as `read_raw` reads them."""
+    extractor.space = replace(extractor.space, resize=f"{extractor.space.resize}, raw files")
+    return extractor
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of what commands keep for each other."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / name
 
 
 def file_sha256(path: Path) -> str:
@@ -118,8 +133,8 @@ def extract(
     batches = image_batches(paths, batch_size, extractor.space.name, read)
     if size is not None:
         batches = ([Image.fromarray(resize(np.asarray(one), size)) for one in images] for images in batches)
-    found = [extractor(images).float().cpu().numpy() for images in batches]
-    features = np.concatenate(found)
+    # An accelerator computes while the next batch is prepared: nothing waits for it before the end.
+    features = torch.cat([extractor(images).float() for images in batches]).cpu().numpy()
     finite = np.isfinite(features).all(1)
     if not finite.all():
         first = int(finite.argmin())
@@ -191,10 +206,20 @@ class WeightsFile:
     @property
     def where(self) -> str:
         """How to get and name the file, for errors."""
-        return f"download {self.url}, and name the file with {self.option} or {self.variable}"
+        return (
+            f"let `arimage eval score --download` fetch it, or get {self.url} and name the file with {self.option} or "
+            f"{self.variable}"
+        )
+
+    @property
+    def kept(self) -> Path:
+        """Where `--download` keeps the file."""
+        return cache_folder("networks") / self.name
 
     def check(self, path: Path | None, user: str) -> Path:
-        """The path, if there is a file."""
+        """The path, by default that of the downloaded file, if there is a file."""
+        if path is None and self.kept.is_file():
+            return self.kept
         if path is None:
             raise ValueError(f"{user} needs {self.name}: {self.where}")
         if not path.is_file():

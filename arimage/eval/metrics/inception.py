@@ -65,7 +65,7 @@ class InceptionExtractor:
         digest = file_sha256(path)
         self.weights = published.provenance(digest)
         self.space = Space("inception-v3-2048", digest, resize)
-        self.device = device
+        self.device, self._resize = device, resize
         # Another network shows only when it is used.
         with damaged_files(path, f"download {published.url} again"):
             self._network = self._load(path, resize).to(device)
@@ -87,7 +87,7 @@ class InceptionExtractor:
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
         arrays = [np.asarray(to_rgb("an image", image)) for image in images]
-        if self.space.resize == "clean":
+        if self._resize == "clean":
             from cleanfid.resize import build_resizer
 
             with ThreadPoolExecutor() as pool:
@@ -97,7 +97,7 @@ class InceptionExtractor:
                 "--resize tf1 takes images of one size, and these differ: crop them, or use --resize clean"
             )
         batch = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous().to(self.device)
-        return self._network(batch) if self.space.resize == "clean" else self._network(batch)[0]
+        return self._network(batch) if self._resize == "clean" else self._network(batch)[0]
 
     def logits(self, features: np.ndarray) -> np.ndarray:
         """The logits [N, 1008] of features [N, 2048] of "tf1", float32, without the bias, which the original Inception

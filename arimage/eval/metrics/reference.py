@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ...media.files import read_image
 from ..runs.files import write_whole
@@ -157,7 +158,7 @@ def _read_statistics(
         raise ValueError(
             f"{sigma} of {path} is not symmetric, so it is not a covariance: compute the statistics again"
         )
-    check_eigenvalues(f"{sigma} of {path}", np.linalg.eigvalsh(covariance))
+    check_eigenvalues(f"{sigma} of {path}", torch.linalg.eigvalsh(torch.from_numpy(covariance)))
     # Other programs may use these names for something else.
     kinds = [
         (shape, dtype.kind) for shape, dtype in (arrays.get(name, ((), np.dtype("V"))) for name in (*ORIGIN, COUNT))

@@ -71,13 +71,26 @@ def measure_batch(pipe: ARImagePipeline, config: dict, rows: list[dict]) -> Cost
     )
 
 
+def finished_images(config: dict, rows: list[dict], folder: Path) -> int:
+    """How many images the run in a folder has, which need not exist. Refuses another run."""
+    if not (folder / CONFIG).is_file():
+        return 0
+    check_resumed(config, rows, folder)
+    return len(read_results(folder))
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds in the largest unit of which there is one."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.2g} seconds"
+
+
 def dry_run(pipe: ARImagePipeline, config: dict, rows: list[dict], out: Path, processes: int) -> str:
     """A text that says how long `processes` would take for the missing images of the run in `out`, and what they would
     write."""
-    count, batch, done = len(rows), config["batch_size"], 0
-    if (out / CONFIG).is_file():
-        check_resumed(config, rows, out)
-        done = len(read_results(out))
+    count, batch, done = len(rows), config["batch_size"], finished_images(config, rows, out)
     cost = measure_batch(pipe, config, rows)
     height, width = cost.size
     hours = (count - done) / min(batch, count) * cost.seconds / processes / 3600

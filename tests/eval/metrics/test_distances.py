@@ -4,11 +4,12 @@ import cleanfid.fid
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_kid import kid_features_to_metric
 from torch_fidelity.metric_prc import prc_features_to_metric
 
-from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_distance
+from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_distance, to_double
 from arimage.eval.metrics.kernel_distance import gaussian_kernel_distance, kernel_distance
 from arimage.eval.metrics.neighbourhoods import neighbourhoods
 from arimage.eval.metrics.standard_errors import jackknife_blocks, jackknife_error, standard_error
@@ -55,7 +56,7 @@ def test_a_distance_without_each_image_is_that_of_the_others(count, others, widt
     distance, one_by_one = FrechetDistance(x, gaussian), []
     for image in range(count):
         one_by_one.append(frechet_distance(np.delete(x, image, axis=0), gaussian))
-    assert distance.without_each() == pytest.approx(np.array(one_by_one), abs=1e-7 * distance.value)
+    assert distance.without_each().numpy() == pytest.approx(np.array(one_by_one), abs=1e-7 * distance.value)
     prompts = np.arange(count) // 3
     for of in (None, prompts):
         expected = standard_error((count - 1) * np.array(one_by_one), of)
@@ -74,23 +75,49 @@ def test_the_error_of_a_distance_is_the_spread_over_other_images(count):
     assert found[0].standard_error == pytest.approx(np.std(draws, ddof=1), rel=0.25) or count < 200
 
 
-def test_the_limit_of_a_distance_is_where_the_line_through_halves_ends():
-    x, gaussian = sample(300, 24, 0), Gaussian.of_features(sample(400, 24, 1, 0.1, 1.2))
-    order = np.random.default_rng(0).permutation(300)
-    halves = np.mean([frechet_distance(x[rows], gaussian) for rows in (order[:150], order[150:])])
-    line = np.polyfit([1 / 300, 1 / 150], [frechet_distance(x, gaussian), halves], 1)
-    assert FrechetDistance(x, gaussian).infinity() == pytest.approx(line[1], rel=1e-9)
+def test_the_limit_of_a_distance_is_where_the_line_through_all_but_one_ends():
+    x, gaussian = sample(60, 24, 0), Gaussian.of_features(sample(400, 24, 1, 0.1, 1.2))
+    others = np.mean([frechet_distance(np.delete(x, image, 0), gaussian) for image in range(60)])
+    line = np.polyfit([1 / 60, 1 / 59], [frechet_distance(x, gaussian), others], 1)
+    assert FrechetDistance(x, gaussian).infinity() == pytest.approx(line[1], rel=1e-6)
 
 
 def test_a_distance_with_its_error_and_limit_takes_one_decomposition(monkeypatch):
     x, gaussian = sample(400, 24, 0), Gaussian.of_features(sample(400, 24, 1))
     calls = []
     for name in ("eigh", "eigvalsh"):
-        function = getattr(np.linalg, name)
-        monkeypatch.setattr(np.linalg, name, lambda m, f=function, name=name: calls.append(name) or f(m))
+        function = getattr(torch.linalg, name)
+        monkeypatch.setattr(torch.linalg, name, lambda m, f=function, name=name: calls.append(name) or f(m))
     distance = FrechetDistance(x, gaussian)
     distance.estimate(), distance.infinity()
-    assert calls == ["eigh", "eigvalsh", "eigvalsh"]
+    assert calls == ["eigh"]
+
+
+@pytest.mark.parametrize("count", [40, 20])
+def test_a_distance_and_its_error_stay_on_the_device_of_the_reference(count):
+    x = sample(count, 24, 0)
+    with FakeTensorMode(), torch.device("cuda"):
+        gaussian = Gaussian(torch.zeros(24, dtype=torch.float64), torch.eye(24, dtype=torch.float64))
+        distance = FrechetDistance(x, gaussian)
+        assert distance.without_each().device.type == distance._projected.device.type == "cuda"
+        assert distance.without_each().dtype == torch.float64
+    # Apple's GPUs have no float64.
+    assert to_double(x, "mps").device.type == "cpu"
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_distances():
+    x, y = sample(300, 96, 0), sample(400, 96, 1, 0.1, 1.2)
+    ours, theirs = (FrechetDistance(x, Gaussian.of_features(y, device)) for device in ("cuda", "cpu"))
+    assert ours.estimate() == pytest.approx(theirs.estimate(), rel=1e-8)
+    assert ours.infinity() == pytest.approx(theirs.infinity(), rel=1e-8)
+
+
+def test_the_factor_of_a_singular_covariance_gives_it_again():
+    features = sample(100, 12, 0)
+    features[:, 3] = 0
+    gaussian, singular = Gaussian.of_features(features), np.cov(features.astype(np.float64), rowvar=False)
+    assert (gaussian.factor.T @ gaussian.factor).numpy() == pytest.approx(singular, abs=1e-12)
 
 
 def test_several_images_of_a_prompt_are_not_independent():
@@ -110,7 +137,7 @@ def test_several_images_of_a_prompt_are_not_independent():
 
 
 def test_frechet_infinity_forgets_the_number_of_images():
-    reference_gaussian = Gaussian(np.zeros(32), np.eye(32))
+    reference_gaussian = Gaussian.of_covariance(np.zeros(32), np.eye(32))
     images = [np.random.default_rng(seed).normal(size=(1000, 32)) * 1.1 for seed in range(20)]
     truth = 32 * 0.1**2
     assert frechet_distance(images[0], reference_gaussian) > truth * 1.5

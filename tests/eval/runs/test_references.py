@@ -14,7 +14,7 @@ from arimage.eval.runs.generate import generate, make_config, prepare
 from arimage.eval.runs.manifest import make_manifest
 from arimage.eval.runs.prompts import read_prompts
 from arimage.eval.runs.run_folder import read_config, read_rows
-from arimage.eval.turns import prepare_runs
+from arimage.eval.turns import configure_runs
 
 
 @pytest.fixture
@@ -93,4 +93,4 @@ def test_models_that_read_fewer_are_named(tmp_path, prompts):
     with pytest.raises(ValueError, match="m reads 3 .*: give at most 3"):
         make_config(tiny_emu35.pipeline(), rows, model="m", source={}, seed=0, batch_size=1)
     with pytest.raises(ValueError, match="m reads no reference images"):
-        prepare_runs(tiny_llamagen.text_pipeline(), rows, ["ar"], tmp_path / "runs", model="m", sampling={})
+        configure_runs(tiny_llamagen.text_pipeline(), rows, ["ar"], model="m", sampling={})

@@ -1,0 +1,48 @@
+"""Figures of images next to their originals: PSNR, SSIM and LPIPS. Pixels are [B, 3, H, W] from 0 to 1."""
+
+from pathlib import Path
+
+import torch
+
+
+# The squared error of 60 dB: an image that is reproduced exactly counts as that.
+LEAST = 1e-6
+# Of torchvision, which compares what it downloads with the hash in this name.
+ALEXNET = "alexnet-owt-7be5be79.pth"
+
+
+def psnr(images: torch.FloatTensor, originals: torch.FloatTensor) -> torch.FloatTensor:
+    """Peak signal-to-noise ratios [B] in dB, 60 at most."""
+    return -10 * (images - originals).square().mean((1, 2, 3)).clamp(min=LEAST).log10()
+
+
+def ssim(images: torch.FloatTensor, originals: torch.FloatTensor) -> torch.FloatTensor:
+    """Structural similarities [B] (https://doi.org/10.1109/TIP.2003.819861), 1 for equal images: the mean over the
+    colours and all pixels, with the authors' Gaussian window of 11 pixels, which sees mirrored pixels at borders."""
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    found = structural_similarity_index_measure(images, originals, data_range=1.0, reduction="none")
+    assert isinstance(found, torch.Tensor)
+    return found.flatten()
+
+
+class Lpips:
+    """Learned perceptual distances [B] (https://arxiv.org/abs/1801.03924) of AlexNet, 0 for equal images.
+
+    Args:
+        download: whether to download AlexNet, with a progress bar, if it is not in the cache of torch.
+
+    Raises:
+        ValueError: if it is not there and may not be downloaded.
+    """
+
+    def __init__(self, device: str = "cpu", download: bool = False):
+        from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
+
+        if not download and not (Path(torch.hub.get_dir()) / "checkpoints" / ALEXNET).is_file():
+            raise ValueError(f"lpips needs {ALEXNET} of torchvision: give --download, or leave lpips out")
+        self._network = LearnedPerceptualImagePatchSimilarity("alex").net.to(device)
+
+    @torch.inference_mode()
+    def __call__(self, images: torch.FloatTensor, originals: torch.FloatTensor) -> torch.FloatTensor:
+        return self._network(images, originals, normalize=True).flatten()

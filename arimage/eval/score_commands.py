@@ -1,0 +1,215 @@
+"""The console commands `arimage eval score`, `make-stats` and `tokenizer`. Heavy imports stay inside them, as in
+`arimage.cli.main`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..cli.options import DEFAULT_MODEL, Device, Dtype, choose_device, load_pipeline, number, panels
+from .options import (
+    Clip,
+    Dinov2,
+    Download,
+    Frames,
+    HeldOut,
+    I3DWeights,
+    InceptionWeights,
+    Read,
+    Ref,
+    ResizeOption,
+    ScoredBatchSize,
+    ScoredSize,
+    Sheet,
+    SkipDamaged,
+    Train,
+    check_extra,
+    check_out,
+)
+
+
+Out = Annotated[
+    Path | None, typer.Option(help="Also write the figures to this .json file, which is replaced if it exists.")
+]
+
+
+@panels(
+    metrics="metrics size frames dry_run out",
+    references="ref train held_out sheet skip_damaged read resize",
+    networks="download inception_weights clip dinov2 i3d_weights batch_size",
+)
+def score(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a finished `arimage eval generate`, any folder of images, or a .npz (arr_0) or .npy of "
+            "images."
+        ),
+    ],
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
+            "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, fd-wavelets (of colours, edges and "
+            "texture, without a network), cmmd, clip, clip-choice (of prompts "
+            "with alternatives), fvd (of videos), diversity (of several images per prompt), nearest (training "
+            "example), or an installed metric, such as retrieval."
+        ),
+    ],
+    ref: Ref = None,
+    inception_weights: InceptionWeights = None,
+    clip: Clip = None,
+    dinov2: Dinov2 = None,
+    read: Read = "shown",
+    resize: ResizeOption = "clean",
+    size: ScoredSize = None,
+    i3d_weights: I3DWeights = None,
+    frames: Frames = None,
+    download: Download = False,
+    train: Train = None,
+    held_out: HeldOut = None,
+    sheet: Sheet = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print, from two images, how long the networks would take.")
+    ] = False,
+    skip_damaged: SkipDamaged = False,
+    batch_size: ScoredBatchSize = 32,
+    device: Device = None,
+    out: Out = None,
+) -> None:
+    """Score the images of a run, and add the figures to RUN/metrics.json; or score any other images, and write nothing
+    next to them."""
+    check_extra("scipy")
+    names = [name.strip() for name in metrics.split(",")]
+
+    from .job import Job
+    from .score import INCEPTION_METRICS, estimate_score
+    from .score import score as score_images
+
+    if size is not None and not set(names) & set(INCEPTION_METRICS):
+        raise ValueError(f"--size is for {', '.join(INCEPTION_METRICS)}: leave it out")
+    if frames is not None and "fvd" not in names:
+        raise ValueError("--frames is for fvd: leave it out")
+    for option, value in (("--train", train), ("--held-out", held_out), ("--sheet", sheet)):
+        if value is not None and "nearest" not in names:
+            raise ValueError(f"{option} is for nearest: leave it out")
+    if read == "raw" and "fvd" in names:
+        raise ValueError("--read raw is for images, and fvd reads videos: leave out one of the two")
+    if "nearest" in names:
+        check_extra("datasets", extra="train")
+    if sheet is not None:
+        check_out("--sheet", sheet, ".png")
+    if out is not None:
+        check_out("--out", out, ".json")
+    job = Job(
+        run,
+        reference=ref,
+        inception_weights=inception_weights,
+        clip=clip,
+        dinov2=dinov2,
+        resize=resize,
+        device=choose_device(device),
+        batch_size=batch_size,
+        size=size,
+        i3d_weights=i3d_weights,
+        frames=frames,
+        skip_damaged=skip_damaged,
+        train=train,
+        held_out=held_out,
+        sheet=sheet,
+        raw=read == "raw",
+    )
+    if dry_run:
+        typer.echo(estimate_score(job, names))
+    else:
+        _tell(score_images(job, names, download=download), out)
+
+
+def make_stats(
+    images: Annotated[
+        Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")
+    ],
+    out: Annotated[Path, typer.Option(help="Output file, .npz, for --ref; it must not exist.")],
+    inception_weights: InceptionWeights = None,
+    read: Read = "shown",
+    resize: ResizeOption = "clean",
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read, and list them.")
+    ] = False,
+    batch_size: ScoredBatchSize = 32,
+    device: Device = None,
+) -> None:
+    """Write mean and covariance of the Inception features of images, as files of pytorch-fid and clean-fid hold them:
+    the reference of a FID."""
+    check_out("--out", out, ".npz")
+    if out.exists():
+        raise ValueError(f"--out {out} exists: name another file, or delete it")
+
+    from .job import make_statistics
+    from .metrics.inception import InceptionExtractor
+
+    extractor = InceptionExtractor(inception_weights, resize, choose_device(device))
+    make_statistics(images, extractor, out, skip_damaged=skip_damaged, batch_size=batch_size, raw=read == "raw")
+    typer.echo(out)
+
+
+@panels(
+    metrics="metrics size out",
+    networks="download inception_weights resize batch_size",
+)
+def score_tokenizer(
+    images: Annotated[
+        Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")
+    ],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model whose image tokenizer encodes: a name or a folder, or the folder of a trained tokenizer."
+        ),
+    ] = DEFAULT_MODEL,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: psnr, ssim, lpips (AlexNet's), rfid (the FID of the reconstructions to the images)."
+        ),
+    ] = "psnr,ssim",
+    size: Annotated[int | None, number("Side in pixels. Default: that of the model's images.", most=2**13)] = None,
+    download: Download = False,
+    inception_weights: InceptionWeights = None,
+    resize: ResizeOption = "clean",
+    batch_size: ScoredBatchSize = 16,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    out: Out = None,
+) -> None:
+    """Encode images to tokens, decode these, and compare the result with the images: how good an image tokenizer is.
+    It says what is the best that a model of its tokens can do."""
+    names = [name.strip() for name in metrics.split(",")]
+    check_extra("scipy", *(["torchmetrics"] if {"ssim", "lpips"} & {*names} else []))
+    if out is not None:
+        check_out("--out", out, ".json")
+
+    from ..training.tokens.encoders import load_encoder
+    from .reconstructions import Networks, check_reconstructs
+    from .reconstructions import score_tokenizer as score_reconstructions
+
+    load = partial(load_pipeline, device=choose_device(device), dtype=dtype)
+    pipe = load_encoder(model, load, dtype).to(choose_device(device))
+    check_reconstructs(pipe, model)
+    networks = Networks(inception_weights, resize, download)
+    _tell(score_reconstructions(pipe, images, names, size=size, networks=networks, batch_size=batch_size), out)
+
+
+def _tell(found: dict[str, dict], out: Path | None) -> None:
+    """Print figures, and write them to a file."""
+    from .runs.files import write_json
+    from .score import figure_text, images_text
+
+    for name, entry in found.items():
+        typer.echo(f"{name}: {figure_text(entry)} ({images_text(entry)}, {entry['reference']})")
+        weights = entry.get("weights", "published")
+        if weights != "published":
+            typer.echo(f"{name}: weights {weights}", err=True)
+    if out is not None:
+        write_json(out, found)
