@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..engine.engine import Engine
 from ..engine.videos import VideoMaker
-from . import images, pages
+from . import chat, images, pages, responses
 from . import videos as video_routes
 from .auth import check_addresses, local_only
 from .backend import Backend, EngineBackend
@@ -33,8 +33,8 @@ def build_server(
     lenient: bool = False,
     allow_origin: Sequence[str] = (),
 ) -> FastAPI:
-    """The application: OpenAI's APIs of images and videos, a page about the server at /, /health, and /metrics for
-    Prometheus. What its routes share is `app.state.server`.
+    """The application: OpenAI's APIs of images, videos, chats and responses, a page about the server at /, /health,
+    and /metrics for Prometheus. What its routes share is `app.state.server`.
 
     Args:
         engine: generates the images, an engine or the replicas of one; the caller closes it.
@@ -104,6 +104,6 @@ def build_server(
     app.state.server = state
     # Without models of videos these routes answer that there are none.
     app.include_router(video_routes.router, include_in_schema=jobs is not None)
-    for router in (images.router, pages.public, pages.router):
+    for router in (images.router, chat.router, responses.router, pages.public, pages.router):
         app.include_router(router)
     return app

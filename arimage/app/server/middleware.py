@@ -13,7 +13,13 @@ from .state import ServerState
 
 # The paths of images begin with this.
 PICTURES = "/pictures/"
-COUNTED = ("/v1/images/generations", "/v1/images/edits")
+COUNTED = (
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/v1/images/variations",
+    "/v1/chat/completions",
+    "/v1/responses",
+)
 
 access = logging.getLogger("arimage.access")
 

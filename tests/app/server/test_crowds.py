@@ -15,7 +15,7 @@ from app.server.server_kit import metric, serving, wait_for
 from pipelines.glm_image import tiny as tiny_glm_image
 
 from arimage.app.engine.types import Limits
-from arimage.app.server import images
+from arimage.app.server import generating
 from arimage.app.server.replicas import AHEAD
 
 
@@ -138,7 +138,7 @@ def test_clients_that_leave_do_not_wait_for_the_decoder(kind):
 
 
 def test_a_client_that_leaves_before_its_stream_begins_holds_nothing(crowded, held, monkeypatch):
-    unless_gone, accepted, go = images._unless_gone, threading.Event(), threading.Event()
+    unless_gone, accepted, go = generating._unless_gone, threading.Event(), threading.Event()
 
     async def slow(asked, http):
         result = await unless_gone(asked, http)
@@ -146,7 +146,7 @@ def test_a_client_that_leaves_before_its_stream_begins_holds_nothing(crowded, he
         await asyncio.to_thread(go.wait, 60)
         return result
 
-    monkeypatch.setattr(images, "_unless_gone", slow)
+    monkeypatch.setattr(generating, "_unless_gone", slow)
     with crowded.send(True):
         assert accepted.wait(60) and held.entered.wait(60)
     go.set()
