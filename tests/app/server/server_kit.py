@@ -36,7 +36,7 @@ def running(engine, **options):
     wait_for(lambda: server.started)
     yield server, f"http{'s' if 'certificate' in own else ''}://127.0.0.1:{port}"
     engine.close()
-    server.should_exit = True
+    server.stop()
     thread.join(30)
     assert not thread.is_alive()
 

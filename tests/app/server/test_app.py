@@ -599,7 +599,7 @@ def test_an_engine_that_fails_ends_the_server(held, monkeypatch):
     thread.start()
     wait_for(lambda: server.started)
     monkeypatch.setattr(held._pipe, "encode_prompt", lambda prompts: sys.exit("out of here"))
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.config.port}/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(client.images.generate, prompt="a", extra_body={"top_k": k}) for k in (1, 2)]
         wait_for(lambda: len(engine._waiting) + len(engine._running) == 2)

@@ -68,7 +68,7 @@ def test_a_draining_server_finishes_what_it_has_begun(kind, held):
         with running(backend) as (server, address):
             asked = [pool.submit(httpx.post, address + GENERATIONS, json=BODY, timeout=60) for _ in range(3)]
             wait_for(lambda: held.entered.is_set() and server._state.running == 3)
-            server.handle_exit(signal.SIGTERM, None)
+            server.on_signal(signal.SIGTERM)
             wait_for(lambda: server._state.draining)
             with httpx.Client(base_url=address) as client:
                 health = client.get("/health")
@@ -81,7 +81,7 @@ def test_a_draining_server_finishes_what_it_has_begun(kind, held):
             assert not any(answer.done() for answer in asked)
             held.go.set()
             assert [answer.result(60).status_code for answer in asked] == [200] * 3
-            wait_for(lambda: server.should_exit, 10)
+            wait_for(lambda: server.stopping, 10)
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT] * 2])
@@ -92,7 +92,7 @@ def test_a_second_signal_or_the_end_of_draining_cancels_requests(held, signals):
         wait_for(held.entered.is_set)
         began = time.monotonic()
         for number in signals:
-            server.handle_exit(number, None)
+            server.on_signal(number)
         assert asked.result(30).status_code == 503 and time.monotonic() - began < 10
         assert time.monotonic() - began > 0.4 or len(signals) == 2
         held.go.set()
@@ -110,7 +110,7 @@ def test_nothing_is_lost_when_a_busy_server_is_replaced():
                     answers.append(client.post(GENERATIONS, json=BODY))
                 except httpx.TransportError:
                     # Its end also resets connections that it has not accepted yet.
-                    assert server.should_exit
+                    assert server.stopping
                     return
 
     with running(own) as (server, address):
@@ -118,8 +118,8 @@ def test_nothing_is_lost_when_a_busy_server_is_replaced():
         for thread in threads:
             thread.start()
         wait_for(lambda: len(answers) > 24)
-        server.handle_exit(signal.SIGTERM, None)
-        wait_for(lambda: server.should_exit, 30)
+        server.on_signal(signal.SIGTERM)
+        wait_for(lambda: server.stopping, 30)
         stopped.set()
         for thread in threads:
             thread.join(30)

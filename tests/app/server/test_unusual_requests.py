@@ -249,7 +249,6 @@ def test_a_signal_while_it_closes_leaves_neither_a_traceback_nor_a_socket(maker,
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://127.0.0.1") as client:
             assert client.get("/health").status_code == 200
-        server.should_exit = True
-        server.handle_exit(15, None)
-        assert server.force_exit
+        for number in (15, 2, 15):
+            server.on_signal(number)
     assert not path.exists() and "Traceback" not in caplog.text
