@@ -1,5 +1,6 @@
 """The routes of the OpenAI Videos API."""
 
+import asyncio
 import re
 import secrets
 from io import BytesIO
@@ -126,16 +127,22 @@ class Download(FileResponse):
         self._job, self._counts = job, variant == "video"
 
     async def __call__(self, scope, receive, send):
-        head, gone, begin, end = scope["state"]["head"], False, 0, 0
+        head, begin, end = scope["state"]["head"], 0, 0
 
-        async def watched_receive():
-            nonlocal gone
-            message = await receive()
-            gone = gone or message["type"] == "http.disconnect"
-            return message
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        leaving = asyncio.ensure_future(leave())
+
+        async def shared_receive():
+            await asyncio.shield(leaving)
+            return {"type": "http.disconnect"}
 
         async def watched_send(message):
             nonlocal begin, end
+            if leaving.done():
+                return
             if message["type"] == "http.response.start":
                 if message["status"] >= 400:
                     asked = "the header Range cannot be served: ask for bytes=0-, or leave it out"
@@ -153,10 +160,13 @@ class Download(FileResponse):
                 # The empty message waits until the client has taken what is before it.
                 await send({**message, "more_body": True})
                 await send({**message, "body": b""})
-                if self._counts and not (head or gone) and begin <= self._job.fetched:
+                if self._counts and not (head or leaving.done()) and begin <= self._job.fetched:
                     self._job.fetched = max(self._job.fetched, end)
 
-        await super().__call__({**scope, "method": "HEAD" if head else "GET"}, watched_receive, watched_send)
+        try:
+            await super().__call__({**scope, "method": "HEAD" if head else "GET"}, shared_receive, watched_send)
+        finally:
+            leaving.cancel()
 
 
 @router.delete("/{name}")
