@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from tqdm import tqdm
@@ -43,8 +44,9 @@ class Engine:
 
     Attributes:
         models: the abilities of each pipeline, by name.
-        on_pass: called in the engine's thread after every forward pass with the number of images in it.
-        on_images: called in a thread of the engine with the number of finished images, and of their tokens.
+        on_begin: called in the engine's thread with the model of a request that begins, and the seconds it waited.
+        on_pass: called in the engine's thread after every forward pass with its model and the number of images in it.
+        on_images: called in a thread of the engine with a model, the number of finished images, and of their tokens.
         on_failure: called in a thread of the engine when an error ends it; all requests are then cancelled, and new
             ones refused. Errors of a request end only the request. An error of the device ends the engine, and so do
             several failed requests in a row if no model generates an image of its defaults either.
@@ -62,8 +64,9 @@ class Engine:
         for name, pipe in pipelines.items():
             pipe.set_progress_bar_config(disable=True)
             self.models[name] = describe(name, pipe, self.limits)
-        self.on_pass: Callable[[int], None] = lambda images: None
-        self.on_images: Callable[[int, int], None] = lambda images, tokens: None
+        self.on_begin: Callable[[str, float], None] = lambda model, seconds: None
+        self.on_pass: Callable[[str, int], None] = lambda model, images: None
+        self.on_images: Callable[[str, int, int], None] = lambda model, images, tokens: None
         self.on_failure: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         self._pipelines, self._adapters = pipelines, adapters or {}
@@ -229,7 +232,8 @@ class Engine:
 
     def _run(self, first: Ticket, take: Callable[[int, tuple], Parts]) -> Exception | None:
         """Generate the images of requests of the same kind as `first`. Returns the error that ended their batch."""
-        pipe, adapters = self._pipelines[first.plan.model], self._adapters.get(first.plan.model)
+        model = first.plan.model
+        pipe, adapters = self._pipelines[model], self._adapters.get(model)
         if adapters is not None and pipe.get_active_adapters() != adapters[0]:
             pipe.set_adapters(*adapters)
         # Pixels that are decoded later would meet the adapters of another batch.
@@ -241,8 +245,8 @@ class Engine:
             take,
             self._give_back,
             self._fail,
-            lambda images: self.on_pass(images),
-            self._count,
+            lambda images: self.on_pass(model, images),
+            partial(self._count, model),
             None if at_once else self._decode_later,
         ).run()
 
@@ -303,9 +307,9 @@ class Engine:
             self._undecoded += 1
         self._decoder.submit(run)
 
-    def _count(self, images: int, tokens: int) -> None:
+    def _count(self, model: str, images: int, tokens: int) -> None:
         self._failures = 0
-        self.on_images(images, tokens)
+        self.on_images(model, images, tokens)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         """End a request that has failed."""
@@ -328,6 +332,8 @@ class Engine:
             for ticket in list(self._waiting):
                 if ticket.kind == kind and ticket.plan == first.plan and room:
                     self._turn = max(self._turn, ticket.turn)
+                    if not ticket.begun:
+                        self.on_begin(ticket.plan.model, ticket.waited)
                     indices = [ticket.unbegun.popleft() for _ in range(min(room, len(ticket.unbegun)))]
                     room -= len(indices)
                     parts.append((ticket, indices))

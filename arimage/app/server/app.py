@@ -71,6 +71,9 @@ def build_server(
         lenient=lenient,
         bodies=Bodies(largest),
     )
+    if jobs is not None:
+        jobs.on_end = state.metrics.count_video
+        state.metrics.watch_videos(lambda: jobs.unfinished)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from io import BytesIO
@@ -35,13 +36,13 @@ T = TypeVar("T")
 
 async def prepared(http: HTTPRequest, state: ServerState, fields: Fields, uploads: Uploads) -> tuple[Request, Notes]:
     """The request for the engine, with its images as large as the model needs them."""
-    work = partial(_read, state, fields, uploads, client_of(http))
+    work = partial(_read, http, state, fields, uploads)
     return await anyio.to_thread.run_sync(work, limiter=state.decoders if uploads else None)
 
 
-def _read(state: ServerState, fields: Fields, uploads: Uploads, client: str) -> tuple[Request, Notes]:
+def _read(http: HTTPRequest, state: ServerState, fields: Fields, uploads: Uploads) -> tuple[Request, Notes]:
     limits = state.backend.limits
-    model = state.model_of(fields.model, state.backend.models)
+    model = http.state.about.model = state.model_of(fields.model, state.backend.models)
     info = state.backend.models[model]
     files, masks = uploads.get("image", []), uploads.get("mask", [])
     # The mask is that of the first image. A model that reads no references needs one.
@@ -60,7 +61,7 @@ def _read(state: ServerState, fields: Fields, uploads: Uploads, client: str) -> 
             edited = "whole"
         else:
             mask = read_mask(image, None)
-    request, ignored = fields.to_request(model, client, image, mask), []
+    request, ignored = fields.to_request(model, client_of(http), image, mask), []
     if state.lenient:
         request, ignored = adapt(request, info, limits)
     request = reduce_uploads(
@@ -74,12 +75,15 @@ def _read(state: ServerState, fields: Fields, uploads: Uploads, client: str) -> 
 class Generation:
     """A request that a backend has accepted.
 
+    Args:
+        on_first: called when there is a first partial image.
+
     Attributes:
         ticket: the request in the backend.
     """
 
-    def __init__(self, ticket: Submitted, events: "asyncio.Queue[Progress | None]"):
-        self.ticket, self._events = ticket, events
+    def __init__(self, ticket: Submitted, events: "asyncio.Queue[Progress | None]", on_first: Callable[[], None]):
+        self.ticket, self._events, self._on_first = ticket, events, on_first
 
     @classmethod
     async def begin(cls, http: HTTPRequest, state: ServerState, request: Request, notes: Notes) -> "Generation":
@@ -89,7 +93,8 @@ class Generation:
             Refused, Cancelled, Unavailable: if it is not accepted.
             Problem: if the client disconnects first.
         """
-        events, loop = asyncio.Queue(), asyncio.get_running_loop()
+        events, loop, began = asyncio.Queue(), asyncio.get_running_loop(), time.perf_counter()
+        seconds = state.metrics.first_partial.labels(request.model)
 
         def put(item: Progress | None) -> None:
             # Called in the engine's thread.
@@ -98,11 +103,12 @@ class Generation:
         ticket = await _unless_gone(state.backend.submit(request, put if request.previews else None), http)
         notes.tokens = ticket.tokens
         ticket.future.add_done_callback(lambda _: put(None))
-        return cls(ticket, events)
+        return cls(ticket, events, lambda: seconds.observe(time.perf_counter() - began))
 
     async def previews(self) -> AsyncIterator[Image.Image | None]:
         """The partial images, and None whenever there was none for `HEARTBEAT_SECONDS`, until the request has
         ended."""
+        first = True
         while True:
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -113,6 +119,9 @@ class Generation:
             if progress is None:
                 return
             if progress.previews is not None:
+                if first:
+                    self._on_first()
+                first = False
                 yield progress.previews[0]
 
     async def result(self, http: HTTPRequest) -> Result:

@@ -49,6 +49,17 @@ class KeptFiles:
 
 
 @dataclass
+class About:
+    """What a request is about, as far as it is known.
+
+    Attributes:
+        model: the model that generates its images.
+    """
+
+    model: str = ""
+
+
+@dataclass
 class ServerState:
     """What the routes share.
 

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,10 +76,13 @@ class VideoJobs:
     Attributes:
         models: the abilities of the models, by name.
         limits: which requests are accepted.
+        on_end: called in another thread with the status, "deleted" too, and the model of a job whose generation has
+            ended, and the seconds since it was asked for.
     """
 
     def __init__(self, maker: VideoMaker):
         self.models, self.limits = maker.models, maker.limits
+        self.on_end: Callable[[str, str, float], None] = lambda status, model, seconds: None
         self._maker, self._lock = maker, threading.Lock()
         self._jobs: dict[str, Job] = {}
         # The jobs that a draining server finishes.
@@ -100,7 +104,7 @@ class VideoJobs:
         job = Job(request, client, size, request.num_frames or info.frame_counts[0], info.fps)
         with self._lock:
             self._forget()
-            waiting = [one for one in self._jobs.values() if one.unfinished]
+            waiting = [job for job in self._jobs.values() if job.unfinished]
             if len(waiting) >= WAITING or sum(one.client == client for one in waiting) >= WAITING_OF_CLIENT:
                 raise Refused(f"{len(waiting)} videos are waiting already: try again later", busy=True)
             self._jobs[job.id] = job
@@ -123,6 +127,12 @@ class VideoJobs:
         with self._lock:
             job.deleted = True
             self._jobs.pop(job.id, None)
+
+    @property
+    def unfinished(self) -> int:
+        """The number of jobs that wait or are being done."""
+        with self._lock:
+            return sum(job.unfinished for job in self._jobs.values())
 
     @property
     def busy(self) -> bool:
@@ -180,6 +190,7 @@ class VideoJobs:
             job.error, job.status = error, "failed"
         finally:
             job.ended = time.time()
+            self.on_end("deleted" if job.deleted else job.status, job.request.model, job.ended - job.created)
 
 
 def _files(job: Job, frames: list[Image.Image]) -> dict[str, Path]:

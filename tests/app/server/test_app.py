@@ -460,7 +460,7 @@ def test_only_the_token_opens(secret_address):
     # A browser that shows the image sends no token.
     assert httpx.get(answer.data[0].url).status_code == 200
     assert httpx.get(f"{address}/health").json() == {"status": "ok"}
-    counted = metric(address, 'arimage_requests_total{status="401"}', Authorization=f"Bearer {TOKEN}")
+    counted = metric(address, "arimage_requests_total", {"Authorization": f"Bearer {TOKEN}"}, status="401")
     assert counted == 5
 
 

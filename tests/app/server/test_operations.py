@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from app.server.serve_kit import BACKENDS, backend_of
-from app.server.server_kit import picture, running, serving, wait_for
+from app.server.server_kit import metric, picture, running, serving, wait_for
 from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
 
@@ -210,6 +210,30 @@ def test_requests_have_ids_in_the_answer_and_in_the_log(engine, caplog):
         base_url="http://127.0.0.1/v1", api_key="none", http_client=client
     ).models.with_raw_response
     assert answered.list().request_id
+
+
+def test_metrics_tell_the_models_the_queue_and_the_first_partial_image():
+    pipelines = {name: tiny_llamagen.text_pipeline() for name in ("one", "two")}
+    with serving(Engine(pipelines, Limits(gathering=0.3))) as address, httpx.Client(base_url=address) as client:
+        client.post(GENERATIONS, json=BODY | {"model": "two"})
+        client.post(GENERATIONS, json=BODY | {"model": "two", "stream": True, "partial_images": 2})
+        client.post(GENERATIONS, json=BODY | {"model": "one", "size": "9x9"})
+        client.post(GENERATIONS, json=BODY | {"model": "three"})
+        for name, labels, value in (
+            ("arimage_requests_total", {"model": "two", "status": "200"}, 2),
+            ("arimage_requests_total", {"model": "one", "status": "400"}, 1),
+            ("arimage_requests_total", {"model": "", "status": "404"}, 1),
+            ("arimage_request_seconds_count", {"model": "two"}, 2),
+            ("arimage_queue_seconds_count", {"model": "two"}, 2),
+            ("arimage_first_partial_image_seconds_count", {"model": "two"}, 1),
+            ("arimage_first_partial_image_seconds_count", {}, 1),
+            ("arimage_images_total", {"model": "two"}, 2),
+            ("arimage_forward_passes_total", {"model": "one"}, 0),
+            ("arimage_tokens_total", {"model": "two"}, 32),
+        ):
+            assert metric(address, name, **labels) == value, name
+        # The engine gathers requests for so long.
+        assert metric(address, "arimage_queue_seconds_sum", model="two") > 0.5
 
 
 def test_each_of_several_tokens_is_a_client(engine, monkeypatch):

@@ -80,9 +80,11 @@ def test_metrics_name_their_replica(two, monkeypatch):
     names = iter(["x", "y"] * 2)
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(replica_tag=next(names)))
     text = httpx.get(f"{address}/metrics").text
-    assert 'arimage_images_total{replica="x"} 3.0' in text and 'arimage_images_total{replica="y"} 1.0' in text
-    assert 'arimage_batch_images_bucket{le="1.0",replica="x"}' in text
-    assert "\narimage_replicas 2.0\n" in text and 'arimage_requests_total{status="200"} 3.0' in text
+    assert 'arimage_images_total{model="text",replica="x"} 3.0' in text
+    assert 'arimage_images_total{model="text",replica="y"} 1.0' in text
+    assert 'arimage_batch_images_bucket{le="1.0",model="text",replica="x"}' in text
+    assert "\narimage_replicas 2.0\n" in text
+    assert 'arimage_requests_total{model="text",status="200"} 3.0' in text
     assert text.count("# TYPE arimage_images_total counter") == 1
 
     # A replica that has just ended does not answer.
@@ -305,7 +307,7 @@ def test_two_replicas_answer_all_of_fifty_requests_although_one_is_killed(tmp_pa
     def images() -> dict[str, float]:
         """The number of images of each replica."""
         text = httpx.get(f"{address}/metrics", timeout=60).text
-        found = re.findall(r'^arimage_images_total\{replica="(\w+)"\} (\S+)$', text, re.MULTILINE)
+        found = re.findall(r'^arimage_images_total\{model="[^"]*",replica="(\w+)"\} (\S+)$', text, re.MULTILINE)
         return {name: float(count) for name, count in found}
 
     def ask(number: int) -> httpx.Response:

@@ -7,7 +7,7 @@ import threading
 import httpx
 import openai
 import pytest
-from app.server.server_kit import running, serving, wait_for
+from app.server.server_kit import metric, running, serving, wait_for
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.infinitystar import tiny as tiny_infinitystar
@@ -211,4 +211,8 @@ def test_a_draining_server_waits_until_its_videos_are_downloaded(held_maker):
         assert client.videos.poll(video.id, poll_interval_ms=20).status == "completed"
         assert not server.stopping
         assert client.videos.download_content(video.id).content
+        assert metric(address, "arimage_videos_total", status="completed", model=video.model) == 1
+        assert (
+            metric(address, "arimage_video_seconds_count") == 1 and metric(address, "arimage_unfinished_videos") == 0
+        )
         wait_for(lambda: server.stopping, 10)
