@@ -91,7 +91,7 @@ class Generation:
 
         Raises:
             Refused, Cancelled, Unavailable: if it is not accepted.
-            Problem: if the client disconnects first.
+            Problem: if the client disconnects first, or has too many images already.
         """
         events, loop, began = asyncio.Queue(), asyncio.get_running_loop(), time.perf_counter()
         seconds = state.metrics.first_partial.labels(request.model)
@@ -100,9 +100,14 @@ class Generation:
             # Called in the engine's thread.
             loop.call_soon_threadsafe(events.put_nowait, item)
 
-        ticket = await _unless_gone(state.backend.submit(request, put if request.previews else None), http)
+        release = state.quotas.hold(request.client, request.count)
+        try:
+            ticket = await _unless_gone(state.backend.submit(request, put if request.previews else None), http)
+        except BaseException:
+            release()
+            raise
         notes.tokens = ticket.tokens
-        ticket.future.add_done_callback(lambda _: put(None))
+        ticket.future.add_done_callback(lambda _: (release(), put(None)))
         return cls(ticket, events, lambda: seconds.observe(time.perf_counter() - began))
 
     async def previews(self) -> AsyncIterator[Image.Image | None]:
