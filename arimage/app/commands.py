@@ -34,6 +34,7 @@ Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
     behind_a_proxy="root_path base_url",
     limits="batch queue max_pixels requests_per_minute images_per_client drain_seconds",
     replicas="replicas max_replicas",
+    adapters="lora lora_root",
     other_clients="alias lenient",
 )
 def serve(
