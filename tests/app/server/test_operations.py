@@ -212,6 +212,22 @@ def test_requests_have_ids_in_the_answer_and_in_the_log(engine, caplog):
     assert answered.list().request_id
 
 
+def test_the_instrumentation_of_opentelemetry_traces_requests(engine):
+    module = pytest.importorskip("opentelemetry.instrumentation.fastapi", reason="the extra `telemetry`")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    provider, spans = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    app, trace = build_server(engine), "0af7651916cd43dd8448eb211c80319c"
+    module.FastAPIInstrumentor.instrument_app(app, tracer_provider=provider)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        client.post(GENERATIONS, json=BODY, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    [span] = [one for one in spans.get_finished_spans() if one.name == f"POST {GENERATIONS}"]
+    assert f"{span.context.trace_id:032x}" == trace
+
+
 def test_metrics_tell_the_models_the_queue_and_the_first_partial_image():
     pipelines = {name: tiny_llamagen.text_pipeline() for name in ("one", "two")}
     with serving(Engine(pipelines, Limits(gathering=0.3))) as address, httpx.Client(base_url=address) as client:
