@@ -142,7 +142,7 @@ def serve(
     tokens = check_tokens(host, token_file, no_auth)
     limits = Limits(batch=batch, queue=queue, output_pixels=max_pixels)
     # Without --model, those of videos only where they can be written.
-    with_videos = replicas is None and (bool(model) or can_write_mp4())
+    with_videos = bool(model) or can_write_mp4()
     names = model_names(model, with_videos)
     aliases = parse_aliases(alias or [], [*names, *(one for name in names for one in adapted_names(name, lora or []))])
     # Before a model is loaded.
@@ -153,7 +153,9 @@ def serve(
     else:
         check_socket(uds)
 
-    def serve_forever(engine: Any, videos: Any = None) -> None:
+    def serve_forever(engine: Any, videos: Any) -> None:
+        if videos is not None and not can_write_mp4():
+            raise ValueError("videos need imageio: pip install 'arimage[video]'")
         app = build_server(
             engine,
             videos=videos,
@@ -171,17 +173,14 @@ def serve(
         serve_until_stopped(Server(app, engine, host, port, state=app.state.server, **own), engine)
 
     if replicas is None:
-        pipelines = load_models(model, device, dtype, with_videos, lora, steps)
-        if any(pipe.abilities.generates_video for pipe in pipelines.values()) and not can_write_mp4():
-            raise ValueError("videos need imageio: pip install 'arimage[video]'")
-        serve_forever(*start_engines(pipelines, limits, lora))
+        serve_forever(*start_engines(load_models(model, device, dtype, with_videos, lora, steps), limits, lora))
     else:
         from .server.replicas import ReplicaSettings, application_name, run_replicas
 
         typer.echo("starting the replicas", err=True)
-        settings = ReplicaSettings(model, device, dtype, lora, limits, steps)
+        settings = ReplicaSettings(model, device, dtype, lora, limits, steps, with_videos)
         with run_replicas(settings, replicas, max_replicas or replicas, application_name(uds or port)) as engine:
-            serve_forever(engine)
+            serve_forever(engine, engine.videos)
 
 
 def open_app(

@@ -10,7 +10,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from ..engine.engine import Engine
-from ..engine.videos import VideoMaker
 from . import adapters, chat, images, pages, responses
 from . import videos as video_routes
 from .auth import check_addresses, local_only
@@ -20,13 +19,13 @@ from .errors import HANDLERS
 from .middleware import Watch
 from .quotas import Quotas
 from .state import AdapterFolder, ServerState
-from .video_jobs import VideoJobs
+from .video_jobs import VideoJobs, Videos
 
 
 def build_server(
     engine: Engine | Backend,
     *,
-    videos: VideoMaker | None = None,
+    videos: Videos | None = None,
     tokens: Sequence[str] = (),
     base_url: str | None = None,
     root_path: str = "",

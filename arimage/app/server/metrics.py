@@ -60,6 +60,10 @@ class EngineMetrics:
         self._queue = Histogram("arimage_queue_seconds", "How long requests waited.", buckets=SECONDS, **labels)
         queue = Gauge("arimage_queue_length", "Waiting requests.", registry=self._registry)
         queue.set_function(lambda: engine.waiting)
+        # They begin at zero.
+        for metric in (self._images, self._batch, self._passes, self._tokens, self._queue):
+            for model in engine.models:
+                metric.labels(model)
         engine.on_begin, engine.on_pass = self._observe_begin, self._observe_pass
         engine.on_images = self._observe_images
 

@@ -10,11 +10,12 @@ import anyio.to_thread
 from fastapi import APIRouter, Depends, Query
 from fastapi import Request as HTTPRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from ...media.files import to_rgb
-from ..engine.types import Refused
+from ..engine.types import Refused, Unavailable
 from ..engine.uploads import read_upload
 from ..engine.videos import VideoRequest
 from .bodies import media_type
@@ -81,7 +82,9 @@ async def create(http: HTTPRequest, state: State, jobs: Jobs) -> dict:
     with state.bodies.counted(http):
         fields, file = await _read(http, state)
         request = await anyio.to_thread.run_sync(_request, state, jobs, fields, file, limiter=state.decoders)
-    return described(jobs.add(request, client_of(http)))
+        # Replicas are asked whether they take it.
+        job = await run_in_threadpool(jobs.add, request, client_of(http))
+    return described(job)
 
 
 @router.get("")
@@ -222,7 +225,8 @@ def described(job: Job) -> dict:
     error = None
     if job.error is not None:
         refused = isinstance(job.error, Refused)
-        text = str(job.error) if refused else "the video could not be generated: see the log of the server"
+        told = isinstance(job.error, Refused | Unavailable)
+        text = str(job.error) if told else "the video could not be generated: see the log of the server"
         error = {"code": "invalid_request" if refused else "server_error", "message": text}
     return {
         "id": job.id,

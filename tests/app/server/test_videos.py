@@ -140,6 +140,8 @@ def test_a_lenient_server_takes_what_is_nearest(pipelines):
 class Held:
     """A maker of videos that waits before each."""
 
+    at_a_time = 1
+
     def __init__(self, maker):
         self.maker, self.go, self.entered = maker, threading.Event(), threading.Event()
         self.models, self.limits, self.check = maker.models, maker.limits, maker.check
