@@ -8,7 +8,7 @@ RUN python -m venv /opt/arimage
 ENV PATH=/opt/arimage/bin:$PATH
 # PyPI's wheels for Linux bring the CUDA libraries. The container needs the driver of the host only.
 RUN if [ "$DEVICE" = cuda ]; then index=https://pypi.org/simple; else index=https://download.pytorch.org/whl/cpu; fi \
-    && pip install --index-url "$index" "torch>=2.9" "torchvision>=0.24"
+    && pip install --index-url "$index" "torch>=2.10" "torchvision>=0.25"
 COPY . /src
 RUN pip install "/src[app,lora,serve,video]" /src/recipes/emoji /src/recipes/icons
 

@@ -1,15 +1,22 @@
 """What people get: the files of a release, the container, the notebook, and what a report of a bug says."""
 
 import json
+import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 import zipfile
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.request import Request as UrlRequest
+from urllib.request import urlopen
 
 import nbclient
 import nbformat
@@ -17,6 +24,7 @@ import pytest
 import torch
 import typer
 import yaml
+from app.server.server_kit import free_port
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from typer.testing import CliRunner
@@ -120,6 +128,86 @@ def test_commands_of_the_containers_are_ones_of_this_version(monkeypatch):
     assert len(commands) == 3
     for name, *arguments in commands:
         typer.main.get_command(cli.app).commands[name].make_context(name, arguments)
+
+
+def container_runtime() -> str | None:
+    """What builds and runs containers here."""
+    for name in ("docker", "podman"):
+        if shutil.which(name) and subprocess.run([name, "info"], capture_output=True).returncode == 0:
+            return name
+    return None
+
+
+@contextmanager
+def served_by(command: list[str], port: int):
+    """A process that serves at a port, once it is healthy."""
+    process = subprocess.Popen(command, cwd="/")
+    until = time.monotonic() + 600
+    try:
+        while True:
+            assert process.poll() is None and time.monotonic() < until
+            try:
+                assert urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200
+                break
+            except OSError:
+                time.sleep(1)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def check_served(port: int) -> None:
+    body = json.dumps({"prompt": "a red heart"}).encode()
+    url, headers = f"http://127.0.0.1:{port}/v1/images/generations", {"Content-Type": "application/json"}
+    assert json.load(urlopen(UrlRequest(url, body, headers), timeout=120))["data"][0]["b64_json"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_container_serves_images_and_has_peft():
+    runtime = container_runtime()
+    if runtime is None:
+        pytest.skip("neither docker nor podman runs here")
+    subprocess.run([runtime, "build", "-t", "arimage-test", str(ROOT)], check=True)
+    subprocess.run([runtime, "run", "--rm", "--entrypoint", "python", "arimage-test", "-c", "import peft"], check=True)
+    port = free_port()
+    run = [
+        runtime,
+        "run",
+        "--rm",
+        "--init",
+        "-p",
+        f"127.0.0.1:{port}:8000",
+        "arimage-test",
+        "serve",
+        "--host",
+        "0.0.0.0",
+    ]
+    with served_by([*run, "serve", "--host", "0.0.0.0", "--no-auth", "--model", "emoji-llamagen"], port):
+        check_served(port)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_steps_of_the_dockerfile_make_a_server_with_peft(tmp_path):
+    """Its steps in a fresh environment, with the packages of PyPI."""
+    build, _, _ = DOCKERFILE.replace("\\\n", " ").partition("\nFROM ")[2].partition("\nFROM ")
+    steps = re.findall(r"^RUN (.*)$", build, re.MULTILINE)
+    ignored = [line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().split()]
+    source, target = tmp_path / "src", tmp_path / "opt"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*ignored))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"DEVICE": "cuda", "PATH": f"{target}/bin:{os.environ['PATH']}", "PIP_NO_CACHE_DIR": "1"}
+    assert len(steps) == 3
+    for step in steps:
+        here = step.replace("/opt/arimage", str(target)).replace("/src", str(source))
+        subprocess.run(["bash", "-ec", here], env=environment, cwd=tmp_path, check=True)
+    subprocess.run([target / "bin" / "python", "-c", "import peft"], env=environment, cwd=tmp_path, check=True)
+    port = free_port()
+    run = ["env", "-u", "PYTHONPATH", str(target / "bin" / "arimage"), "serve", "--port", str(port)]
+    with served_by([*run, "--model", "emoji-llamagen"], port):
+        check_served(port)
 
 
 def test_the_notebook_holds_no_outputs():

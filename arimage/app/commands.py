@@ -1,11 +1,13 @@
 """The console commands `arimage serve` and `arimage app`. Heavy imports stay inside them, as in `arimage.cli.main`."""
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from ..cli.options import CompileSteps, Device, Dtype, Eager, Loras, check_models, number, panels, steps_of
+from .config import read_config
 
 
 Models = Annotated[
@@ -30,12 +32,22 @@ Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
 @panels(
     access="host port uds token_file no_auth ssl_certfile ssl_keyfile allow_origin",
     behind_a_proxy="root_path base_url",
-    limits="batch queue max_pixels drain_seconds",
+    limits="batch queue max_pixels requests_per_minute images_per_client drain_seconds",
     replicas="replicas max_replicas",
+    adapters="lora lora_root",
     other_clients="alias lenient",
 )
 def serve(
     model: Models = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            callback=read_config,
+            is_eager=True,
+            help="File of TOML or YAML with these options, as in `max-pixels = 65536`; a list for those to repeat. "
+            "Options that are given replace those of the file.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Interface to bind. Non-loopback hosts require a token.")] = "127.0.0.1",
     port: Port = 8000,
     uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on, instead of --host and --port.")] = None,
@@ -58,6 +70,12 @@ def serve(
     queue: Annotated[int, typer.Option(help="Requests that may wait. Clients share the places.")] = 64,
     max_pixels: Annotated[
         int | None, typer.Option(help="Width times height of the largest image. Default: all sizes of the models.")
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Requests per minute of a client: a token, or an address. Default: any.")
+    ] = None,
+    images_per_client: Annotated[
+        int | None, typer.Option(min=1, help="Images of a client that wait or are being generated. Default: any.")
     ] = None,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="How long requests in progress may take after SIGTERM or Ctrl-C.")
@@ -90,6 +108,10 @@ def serve(
         ),
     ] = False,
     lora: ServedLoras = None,
+    lora_root: Annotated[
+        Path | None,
+        typer.Option(help="Folder of adapters that requests may load and free. Default: requests cannot load any."),
+    ] = None,
     device: Device = None,
     dtype: Dtype = "auto",
     compile_steps: CompileSteps = False,
@@ -100,10 +122,13 @@ def serve(
 ) -> None:
     """Serve OpenAI's APIs of images and videos."""
     _check_replicas(replicas, max_replicas, device)
+    if lora_root is not None:
+        _check_lora_root(lora_root, replicas)
     steps = steps_of(compile_steps, eager)
     try:
         from .server.app import build_server
         from .server.auth import check_addresses, check_tokens
+        from .server.quotas import Quotas
         from .server.uvicorn_server import Server, check_certificate, check_free, check_socket, serve_until_stopped
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
@@ -117,7 +142,7 @@ def serve(
     tokens = check_tokens(host, token_file, no_auth)
     limits = Limits(batch=batch, queue=queue, output_pixels=max_pixels)
     # Without --model, those of videos only where they can be written.
-    with_videos = replicas is None and (bool(model) or can_write_mp4())
+    with_videos = bool(model) or can_write_mp4()
     names = model_names(model, with_videos)
     aliases = parse_aliases(alias or [], [*names, *(one for name in names for one in adapted_names(name, lora or []))])
     # Before a model is loaded.
@@ -128,7 +153,9 @@ def serve(
     else:
         check_socket(uds)
 
-    def serve_forever(engine: Any, videos: Any = None) -> None:
+    def serve_forever(engine: Any, videos: Any) -> None:
+        if videos is not None and not can_write_mp4():
+            raise ValueError("videos need imageio: pip install 'arimage[video]'")
         app = build_server(
             engine,
             videos=videos,
@@ -139,22 +166,21 @@ def serve(
             aliases=aliases,
             lenient=lenient,
             allow_origin=allow_origin or [],
+            lora_root=lora_root,
+            quotas=Quotas(requests_per_minute, images_per_client),
         )
         own = {"drain_seconds": drain_seconds, "uds": uds, "certificate": certificate, "log_level": log_level}
         serve_until_stopped(Server(app, engine, host, port, state=app.state.server, **own), engine)
 
     if replicas is None:
-        pipelines = load_models(model, device, dtype, with_videos, lora, steps)
-        if any(pipe.abilities.generates_video for pipe in pipelines.values()) and not can_write_mp4():
-            raise ValueError("videos need imageio: pip install 'arimage[video]'")
-        serve_forever(*start_engines(pipelines, limits, lora))
+        serve_forever(*start_engines(load_models(model, device, dtype, with_videos, lora, steps), limits, lora))
     else:
         from .server.replicas import ReplicaSettings, application_name, run_replicas
 
         typer.echo("starting the replicas", err=True)
-        settings = ReplicaSettings(model, device, dtype, lora, limits, steps)
+        settings = ReplicaSettings(model, device, dtype, lora, limits, steps, with_videos)
         with run_replicas(settings, replicas, max_replicas or replicas, application_name(uds or port)) as engine:
-            serve_forever(engine)
+            serve_forever(engine, engine.videos)
 
 
 def open_app(
@@ -184,6 +210,15 @@ def open_app(
 
     password = check_password(host, auth)
     open_demo(model, host, port, password, root_path, device=device, dtype=dtype, lora=lora, steps=steps)
+
+
+def _check_lora_root(folder: Path, replicas: int | None) -> None:
+    if replicas is not None:
+        raise ValueError("--lora-root loads adapters into one engine: leave out --replicas")
+    if not folder.is_dir():
+        raise ValueError(f"--lora-root is {folder}: give a folder")
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError("--lora-root needs peft: pip install 'arimage[lora]'")
 
 
 def _check_replicas(replicas: int | None, most: int | None, device: str | None) -> None:

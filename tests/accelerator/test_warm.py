@@ -52,7 +52,7 @@ def test_a_batch_that_does_not_fit_ends_the_warm_up(monkeypatch):
 def test_only_a_cuda_device_is_warmed_up():
     engine = Engine({"model": pipeline("llamagen-text", "cpu")}, Limits(batch=2))
     passes = []
-    engine.on_pass = passes.append
+    engine.on_pass = lambda model, images: passes.append(images)
     engine.warm_up()
     engine.close()
     assert passes == []

@@ -67,8 +67,9 @@ def test_help_groups_the_options_of_a_command(run, monkeypatch):
     for command in ("bench", "serve", "train lora", "eval generate"):
         panels = options_by_panel(run(*command.split(), "--help")[1])
         assert len(panels) > 3 and max(map(len, panels.values())) <= 8
-    for name in ("generate", "bench", "serve"):
-        assert sum(parameter.param_type_name == "option" for parameter in ALL[name,].params) <= 28
+    # A file may hold those of `serve`.
+    for name, most in (("generate", 28), ("bench", 28), ("serve", 30)):
+        assert sum(parameter.param_type_name == "option" for parameter in ALL[name,].params) <= most
 
 
 def test_every_command_that_loads_a_model_has_a_dtype():

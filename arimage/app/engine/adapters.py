@@ -9,6 +9,8 @@ from ...cli.options import parse_lora
 
 # The names and scales of the adapters that are active for a model, by the name of the model.
 Active = Mapping[str, tuple[list[str], list[float]]]
+# The name of an adapter.
+NAME = re.compile(r"[\w-]+", re.ASCII)
 
 
 def split_adapters(texts: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -20,7 +22,7 @@ def split_adapters(texts: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """
     always, named = [], {}
     for text in texts:
-        found = None if Path(text).exists() else re.fullmatch(r"([\w-]+)=(.+)", text, re.ASCII)
+        found = None if Path(text).exists() else re.fullmatch(rf"({NAME.pattern})=(.+)", text, re.ASCII)
         if found is None:
             always.append(text)
         elif found[1] in named:
@@ -41,9 +43,9 @@ def adapted_names(model: str, texts: Iterable[str]) -> list[str]:
 
 
 def active_adapters(model: str, texts: Iterable[str]) -> Active:
-    """Which adapters are active for `model` and for each MODEL:NAME. Empty if there are no names to choose from."""
+    """Which adapters are active for `model` and for each MODEL:NAME. Empty without adapters."""
     always, named = split_adapters(texts)
-    if not named:
+    if not (always or named):
         return {}
     # See `load_loras`.
     names, scales = [f"default_{place}" for place in range(len(always))], [parse_lora(text)[1] for text in always]

@@ -5,13 +5,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from ...pipelines.base import ARImagePipeline
-from .adapters import Active
+from .adapters import NAME, Active, name_in_pipeline
 from .batch import Parts, RequestBatch
 from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket
@@ -28,6 +30,11 @@ FAILURES = 3
 MADE_ROOM = "this request made room for one of another client, of which fewer are waiting: try again later"
 
 
+def unloaded(model: str) -> str:
+    """Why a request for an adapter is refused that was unloaded meanwhile."""
+    return f"{model} was unloaded: choose another model"
+
+
 class Engine:
     """Serves requests, first come, first served. Clients of which several requests wait take turns, image for image,
     and the last one of the client with the most leaves a full queue for one of a client with fewer. Images with the
@@ -39,12 +46,13 @@ class Engine:
     Args:
         pipelines: the pipelines by the names that requests use.
         limits: which requests to accept.
-        adapters: which adapters are active for the models that share a pipeline; see `active_adapters`.
+        adapters: which adapters are active for a model, and for those that share its pipeline; see `active_adapters`.
 
     Attributes:
         models: the abilities of each pipeline, by name.
-        on_pass: called in the engine's thread after every forward pass with the number of images in it.
-        on_images: called in a thread of the engine with the number of finished images, and of their tokens.
+        on_begin: called in the engine's thread with the model of a request that begins, and the seconds it waited.
+        on_pass: called in the engine's thread after every forward pass with its model and the number of images in it.
+        on_images: called in a thread of the engine with a model, the number of finished images, and of their tokens.
         on_failure: called in a thread of the engine when an error ends it; all requests are then cancelled, and new
             ones refused. Errors of a request end only the request. An error of the device ends the engine, and so do
             several failed requests in a row if no model generates an image of its defaults either.
@@ -62,11 +70,14 @@ class Engine:
         for name, pipe in pipelines.items():
             pipe.set_progress_bar_config(disable=True)
             self.models[name] = describe(name, pipe, self.limits)
-        self.on_pass: Callable[[int], None] = lambda images: None
-        self.on_images: Callable[[int, int], None] = lambda images, tokens: None
+        self.on_begin: Callable[[str, float], None] = lambda model, seconds: None
+        self.on_pass: Callable[[str, int], None] = lambda model, images: None
+        self.on_images: Callable[[str, int, int], None] = lambda model, images, tokens: None
         self.on_failure: Callable[[], None] | None = None
         self.failure: BaseException | None = None
-        self._pipelines, self._adapters = pipelines, adapters or {}
+        self._pipelines, self._adapters = pipelines, dict(adapters or {})
+        # What is done when no images are being generated.
+        self._changes: list[tuple[Callable[[], None], Future]] = []
         # In the order of their turns.
         self._waiting: list[Ticket] = []
         # That of the last request that began: the number of images that a client which always waits has had.
@@ -108,6 +119,8 @@ class Engine:
         with self._arrived:
             if self._closed:
                 raise Cancelled("the engine is closed: start it again")
+            if request.model not in self.models:
+                raise Refused(unloaded(request.model), "model")
             ticket.turn = max(
                 [
                     self._turn,
@@ -139,6 +152,76 @@ class Engine:
         pipe = self._pipelines[request.model]
         request = with_class(request, pipe)
         return request, check(request, pipe, self.models[request.model], self.limits)
+
+    def load_adapter(self, model: str, name: str, source: Path, scale: float) -> str:
+        """Load an adapter of a model when no images are being generated, and return the name by which requests choose
+        it, MODEL:NAME.
+
+        Raises:
+            Refused: if the name is taken or unsuitable, or the adapter does not fit the model.
+            Cancelled: if the engine is closed.
+        """
+        if not NAME.fullmatch(name):
+            raise Refused(f"the name {name[:80]!r} has other characters than letters, digits, _ and -", "lora_name")
+        pipe, adapted, own = self._pipelines[model], f"{model}:{name}", name_in_pipeline(name)
+
+        def load() -> None:
+            if adapted in self.models:
+                raise Refused(f"there is a model {adapted} already: unload it, or choose another name", "lora_name")
+            if self._pipelines_of(model)[0] != model:
+                raise Refused(f"{model} has an adapter itself: name the model without one", "model")
+            always = self._adapters.setdefault(model, ([], []))
+            try:
+                pipe.load_lora_weights(source, adapter_name=own)
+            except ValueError as error:
+                raise Refused(str(error), "lora_path") from error
+            pipe.set_adapters(*always)
+            self._adapters[adapted] = ([*always[0], own], [*always[1], scale])
+            # Other threads read these.
+            self._pipelines = self._pipelines | {adapted: pipe}
+            self.models = self.models | {adapted: self.models[model]}
+
+        self._change(load)
+        return adapted
+
+    def unload_adapter(self, adapted: str) -> None:
+        """Free an adapter, MODEL:NAME, when no images are being generated. Requests that wait for it are refused.
+
+        Raises:
+            Refused: if there is none of this name.
+            Cancelled: if the engine is closed.
+        """
+
+        def unload() -> None:
+            if adapted not in self.models or self._pipelines_of(adapted)[0] == adapted:
+                raise Refused(f"{adapted[:80]!r} is no adapter that was loaded", "lora_name")
+            pipe, base = self._pipelines[adapted], self._pipelines_of(adapted)[0]
+            with self._arrived:
+                waiting = [ticket for ticket in self._waiting if ticket.plan.model == adapted]
+                self.models = {name: info for name, info in self.models.items() if name != adapted}
+            for ticket in waiting:
+                ticket.settle(Refused(unloaded(adapted), "model"))
+                self._drop(ticket)
+            pipe.set_adapters(*self._adapters[base])
+            pipe.delete_adapters(self._adapters.pop(adapted)[0][-1])
+            if not pipe.get_list_adapters():
+                pipe.unload_lora_weights()
+
+        self._change(unload)
+
+    def _pipelines_of(self, model: str) -> list[str]:
+        """The models that share the pipeline of one, the one without an adapter of its own first."""
+        return [name for name, pipe in self._pipelines.items() if pipe is self._pipelines[model]]
+
+    def _change(self, change: Callable[[], None]) -> None:
+        """Do something in the engine's thread when no images are being generated, and wait for it."""
+        future = Future()
+        with self._arrived:
+            if self._closed:
+                raise Cancelled("the engine is closed: start it again")
+            self._changes.append((change, future))
+            self._arrived.notify()
+        future.result()
 
     def captures(self, model: str) -> bool:
         """Whether the steps of a model are captured."""
@@ -210,14 +293,19 @@ class Engine:
         # BaseException, because a SystemExit raised in a thread ends it without a message.
         except BaseException as error:
             self.fail(error)
+        for _, future in self._changes:
+            future.set_exception(Cancelled("the engine is closed: start it again"))
 
     def _generate(self) -> None:
         while True:
             with self._arrived:
                 idle = not self._waiting
-                self._arrived.wait_for(lambda: self._closed or (self._waiting and self._has_room))
+                self._arrived.wait_for(lambda: self._closed or self._may_change or (self._waiting and self._has_room))
                 if self._closed:
                     return
+            if self._may_change:
+                self._do(*self._changes.pop(0))
+                continue
             if self._failures >= FAILURES:
                 self._check_models()
             if idle:
@@ -229,11 +317,13 @@ class Engine:
 
     def _run(self, first: Ticket, take: Callable[[int, tuple], Parts]) -> Exception | None:
         """Generate the images of requests of the same kind as `first`. Returns the error that ended their batch."""
-        pipe, adapters = self._pipelines[first.plan.model], self._adapters.get(first.plan.model)
+        model = first.plan.model
+        pipe, adapters = self._pipelines[model], self._adapters.get(model)
         if adapters is not None and pipe.get_active_adapters() != adapters[0]:
             pipe.set_adapters(*adapters)
         # Pixels that are decoded later would meet the adapters of another batch.
-        at_once = pipe.abilities.decodes_quickly or pipe.has_hooks or adapters is not None
+        several = len(self._pipelines_of(model)) > 1
+        at_once = pipe.abilities.decodes_quickly or pipe.has_hooks or several
         return RequestBatch(
             pipe,
             first.kind,
@@ -241,8 +331,8 @@ class Engine:
             take,
             self._give_back,
             self._fail,
-            lambda images: self.on_pass(images),
-            self._count,
+            lambda images: self.on_pass(model, images),
+            partial(self._count, model),
             None if at_once else self._decode_later,
         ).run()
 
@@ -283,8 +373,23 @@ class Engine:
 
     @property
     def _has_room(self) -> bool:
-        """Whether more images may begin: while as many wait for the decoder as fit into a batch, none may."""
-        return self._undecoded < self.limits.batch
+        """Whether more images may begin: while as many wait for the decoder as fit into a batch, none may, and none
+        before what is done between images."""
+        return self._undecoded < self.limits.batch and not self._changes
+
+    @property
+    def _may_change(self) -> bool:
+        """Whether something is to be done between images, and none is being decoded to pixels."""
+        return bool(self._changes) and not self._undecoded
+
+    def _do(self, change: Callable[[], None], future: Future) -> None:
+        try:
+            change()
+            future.set_result(None)
+        except Exception as error:
+            future.set_exception(error)
+            if isinstance(error, torch.AcceleratorError):
+                raise
 
     def _decode_later(self, decode: Callable[[], None]) -> None:
         """Run `decode`, which decodes an image to pixels, in the decoder's thread."""
@@ -303,9 +408,9 @@ class Engine:
             self._undecoded += 1
         self._decoder.submit(run)
 
-    def _count(self, images: int, tokens: int) -> None:
+    def _count(self, model: str, images: int, tokens: int) -> None:
         self._failures = 0
-        self.on_images(images, tokens)
+        self.on_images(model, images, tokens)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         """End a request that has failed."""
@@ -328,6 +433,8 @@ class Engine:
             for ticket in list(self._waiting):
                 if ticket.kind == kind and ticket.plan == first.plan and room:
                     self._turn = max(self._turn, ticket.turn)
+                    if not ticket.begun:
+                        self.on_begin(ticket.plan.model, ticket.waited)
                     indices = [ticket.unbegun.popleft() for _ in range(min(room, len(ticket.unbegun)))]
                     room -= len(indices)
                     parts.append((ticket, indices))

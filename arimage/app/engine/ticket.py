@@ -60,7 +60,7 @@ class Ticket:
         self.calls_per_pass: list[int] = []
         self.turn = 0
         self.unknown: Unknown | None = None
-        self.unbegun, self._started = deque(range(request.count)), None
+        self.unbegun, self._started, self._submitted = deque(range(request.count)), None, time.perf_counter()
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
         self._changed, self._latest = threading.Condition(), None
 
@@ -110,6 +110,11 @@ class Ticket:
     def begun(self) -> bool:
         """Whether any of its images has begun."""
         return self._started is not None
+
+    @property
+    def waited(self) -> float:
+        """The seconds since it was submitted."""
+        return time.perf_counter() - self._submitted
 
     def start(self) -> None:
         """Called when images of the request begin."""

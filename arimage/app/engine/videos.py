@@ -73,11 +73,14 @@ class VideoMaker:
     Attributes:
         models: the abilities of each pipeline, by name.
         fps: the frames per second of its videos, by name.
+        at_a_time: how many videos it generates at a time.
         on_device_error: called with an error of the device, from which no process recovers.
 
     Raises:
         ValueError: if a pipeline needs an image or a video to begin with.
     """
+
+    at_a_time = 1
 
     def __init__(self, pipelines: dict[str, ARPipeline], limits: Limits | None = None):
         self.limits, self._pipelines, self._lock = limits or Limits(), pipelines, threading.Lock()

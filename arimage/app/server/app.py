@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
@@ -9,22 +10,22 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from ..engine.engine import Engine
-from ..engine.videos import VideoMaker
-from . import images, pages
+from . import adapters, chat, images, pages, responses
 from . import videos as video_routes
 from .auth import check_addresses, local_only
 from .backend import Backend, EngineBackend
 from .bodies import Bodies
 from .errors import HANDLERS
 from .middleware import Watch
-from .state import ServerState
-from .video_jobs import VideoJobs
+from .quotas import Quotas
+from .state import AdapterFolder, ServerState
+from .video_jobs import VideoJobs, Videos
 
 
 def build_server(
     engine: Engine | Backend,
     *,
-    videos: VideoMaker | None = None,
+    videos: Videos | None = None,
     tokens: Sequence[str] = (),
     base_url: str | None = None,
     root_path: str = "",
@@ -32,9 +33,11 @@ def build_server(
     aliases: Mapping[str, str] | None = None,
     lenient: bool = False,
     allow_origin: Sequence[str] = (),
+    lora_root: Path | None = None,
+    quotas: Quotas | None = None,
 ) -> FastAPI:
-    """The application: OpenAI's APIs of images and videos, a page about the server at /, /health, and /metrics for
-    Prometheus. What its routes share is `app.state.server`.
+    """The application: OpenAI's APIs of images, videos, chats and responses, a page about the server at /, /health,
+    and /metrics for Prometheus. What its routes share is `app.state.server`.
 
     Args:
         engine: generates the images, an engine or the replicas of one; the caller closes it.
@@ -49,6 +52,8 @@ def build_server(
         aliases: other names for models, for clients that send fixed names.
         lenient: answer requests although they ask for something that the server or the model lacks; see
             `leniency`.
+        lora_root: the folder of the adapters that requests may load; only for an engine in this process.
+        quotas: how much each client may ask for; by default without limits.
         allow_origin: sites, as in "https://chat.example.org", whose pages may send requests.
 
     Raises:
@@ -67,10 +72,15 @@ def build_server(
         videos=jobs,
         names={name: name for name in known} | dict(aliases or {}),
         tokens=tuple(tokens),
+        adapters=AdapterFolder(lora_root, engine) if lora_root is not None and isinstance(engine, Engine) else None,
+        quotas=quotas or Quotas(),
         base_url=base_url,
         lenient=lenient,
         bodies=Bodies(largest),
     )
+    if jobs is not None:
+        jobs.on_end = state.metrics.count_video
+        state.metrics.watch_videos(lambda: jobs.unfinished)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -104,6 +114,6 @@ def build_server(
     app.state.server = state
     # Without models of videos these routes answer that there are none.
     app.include_router(video_routes.router, include_in_schema=jobs is not None)
-    for router in (images.router, pages.public, pages.router):
+    for router in (images.router, chat.router, responses.router, adapters.router, pages.public, pages.router):
         app.include_router(router)
     return app

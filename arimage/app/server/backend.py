@@ -35,12 +35,15 @@ class Backend(Protocol):
     """Generates the images of requests; see `Engine`. The server drains by itself: it submits nothing more and waits.
 
     Attributes:
-        models: the abilities of each model, by name; those of adapters are MODEL:NAME.
         limits: which requests are accepted.
     """
 
-    models: dict[str, ModelInfo]
     limits: Limits
+
+    @property
+    def models(self) -> dict[str, ModelInfo]:
+        """The abilities of each model, by name; those of adapters are MODEL:NAME."""
+        ...
 
     @property
     def alive(self) -> bool:
@@ -66,8 +69,12 @@ class EngineBackend:
     """An engine in this process."""
 
     def __init__(self, engine: Engine):
-        self.models, self.limits = engine.models, engine.limits
+        self.limits = engine.limits
         self._engine, self._metrics = engine, EngineMetrics(engine)
+
+    @property
+    def models(self) -> dict[str, ModelInfo]:
+        return self._engine.models
 
     @property
     def alive(self) -> bool:

@@ -47,12 +47,14 @@ class Bodies:
             self.held -= http.state.received
 
     async def read_json(self, http: HTTPRequest) -> bytes:
-        """A body as it was sent.
+        """A body of JSON as it was sent.
 
         Raises:
-            Problem: if it is too large or too slow.
+            Problem: if it is of another type, too large or too slow.
             Refused: if there are too many at a time.
         """
+        if media_type(http) != "application/json":
+            raise Problem(error_response("the body is not JSON: send Content-Type: application/json", 415))
         async with _in_time():
             return await self._bounded(http).body()
 

@@ -8,12 +8,18 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from .state import ServerState
+from .state import About, ServerState
 
 
 # The paths of images begin with this.
 PICTURES = "/pictures/"
-COUNTED = ("/v1/images/generations", "/v1/images/edits")
+COUNTED = (
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/v1/images/variations",
+    "/v1/chat/completions",
+    "/v1/responses",
+)
 
 access = logging.getLogger("arimage.access")
 
@@ -21,6 +27,7 @@ access = logging.getLogger("arimage.access")
 class Watch:
     """ASGI middleware around all others. Every response has an `x-request-id`, the client's if it is short and plain.
     A HEAD is answered as a GET, whose body the server that speaks HTTP leaves out; `state.head` of a request tells.
+    Routes note in `state.about` of a request what it is about.
 
     Args:
         root_path: the path under which a proxy shows the server, whether or not it has removed it.
@@ -37,7 +44,7 @@ class Watch:
         path = scope["path"].removeprefix(self.root_path)
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if re.fullmatch(r"[\w.:-]{1,64}", given, re.ASCII) else uuid.uuid4().hex
-        counted = path in COUNTED
+        counted, about = path in COUNTED, About()
 
         async def watched_send(message):
             nonlocal status
@@ -58,15 +65,15 @@ class Watch:
                 **scope,
                 "method": "GET" if head else scope["method"],
                 "root_path": self.root_path,
-                "state": {**scope.get("state", {}), "head": head},
+                "state": {**scope.get("state", {}), "head": head, "about": about},
             }
             await self.app(asked, receive, watched_send)
         finally:
             state.running -= begun
             seconds = time.perf_counter() - began
             if counted:
-                state.metrics.requests.labels(status).inc()
-                state.metrics.seconds.observe(seconds)
+                state.metrics.requests.labels(status, about.model).inc()
+                state.metrics.seconds.labels(about.model).observe(seconds)
             # Anyone who knows the path of an image can see it.
             shown = PICTURES + "..." if path.startswith(PICTURES) else quote(path)
             client = scope["client"][0] if scope.get("client") else "local"

@@ -26,7 +26,7 @@ body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 3rem auto; max-width: 40re
 pre {{ overflow-x: auto; }}
 </style>
 <h1>arimage {version}</h1>
-<p>This server generates images with autoregressive models. Any client of the OpenAI Images API can use it. Its base
+<p>This server generates images with autoregressive models. Any client of OpenAI's APIs of images can use it. Its base
 URL is the address of this page, followed by <code>/v1</code>.</p> <h2>Models</h2> <ul>{models}</ul> <h2>More</h2> <ul>
 <li><a href="{address}/v1/models">v1/models</a>: sizes, decodings and defaults of the models</li> <li><a
 href="{address}/openapi.json">openapi.json</a>: the routes and their fields</li> <li><a

@@ -10,9 +10,9 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,11 @@ from prometheus_client.core import GaugeMetricFamily
 
 from ...cli.options import Steps, parse_lora
 from ...pipelines.saving.saved_folder import local_folder
-from ..engine.adapters import active_adapters, split_adapters
-from ..engine.engine import Engine
+from ..engine.adapters import split_adapters
 from ..engine.models import ModelInfo, load_models
+from ..engine.start import start_engines
 from ..engine.types import Cancelled, Limits, Progress, Refused, Request, Result, Unavailable
+from ..engine.videos import VideoProgress, VideoRequest
 from .backend import EngineBackend
 from .metrics import merge
 from .places import Places
@@ -56,6 +57,7 @@ class ReplicaSettings:
         models, dtype, lora, steps: as in `load_models`.
         device: "cpu", "cuda", or None for GPUs if there are any.
         limits: those of the server.
+        videos: whether there may be models of videos.
     """
 
     models: list[str] | None
@@ -64,6 +66,7 @@ class ReplicaSettings:
     lora: list[str] | None
     limits: Limits
     steps: Steps = "captured"
+    videos: bool = False
 
 
 class Replica:
@@ -71,18 +74,16 @@ class Replica:
 
     def __init__(self, settings: ReplicaSettings):
         limits = replace(settings.limits, queue=AHEAD * settings.limits.batch)
-        loaded = settings.models, settings.device, settings.dtype, False, settings.lora, settings.steps
-        pipelines = load_models(*loaded)
-        engine = Engine(pipelines, limits, active_adapters(next(iter(pipelines)), settings.lora or []))
+        loaded = settings.models, settings.device, settings.dtype, settings.videos, settings.lora, settings.steps
         # Serve sends requests to a replica that is complete.
-        engine.warm_up()
+        engine, self._maker = start_engines(load_models(*loaded), limits, settings.lora)
         # A replica whose engine has failed would refuse every request at once, and so be sent most of them.
         engine.on_failure = partial(os._exit, 1)
         self._backend = EngineBackend(engine)
 
-    async def describe(self) -> dict[str, ModelInfo]:
-        """The abilities of the models."""
-        return self._backend.models
+    async def describe(self) -> tuple[dict[str, ModelInfo], dict[str, ModelInfo]]:
+        """The abilities of the models of images, and of those of videos."""
+        return self._backend.models, self._maker.models if self._maker else {}
 
     async def generate(self, request: Request) -> AsyncIterator[int | Progress | Result | Exception]:
         """The number of tokens, then the progress whenever there are previews, then the result; or the reason why
@@ -111,11 +112,104 @@ class Replica:
         finally:
             ticket.cancel()
 
+    async def check_video(self, request: VideoRequest) -> AsyncIterator[Refused | None]:
+        """Why a video is refused, or None."""
+        assert self._maker is not None
+        try:
+            self._maker.check(request)
+            yield None
+        except Refused as error:
+            yield error
+
+    async def generate_video(self, request: VideoRequest) -> AsyncIterator[VideoProgress | Refused]:
+        """The progress of a video without its frames, then the last one with them; or the reason why there is none.
+        Ends the video when the iterator is closed."""
+        events, loop, stopped = asyncio.Queue(), asyncio.get_running_loop(), threading.Event()
+
+        def work() -> None:
+            assert self._maker is not None
+            last: Exception | None = None
+            try:
+                with closing(self._maker.run(request)) as steps:
+                    for progress in steps:
+                        if stopped.is_set():
+                            return
+                        sent = progress if progress.finished else replace(progress, frames=[])
+                        loop.call_soon_threadsafe(events.put_nowait, sent)
+            # Raised or sent below.
+            except Exception as error:
+                last = error
+            loop.call_soon_threadsafe(events.put_nowait, last)
+
+        threading.Thread(target=work, name="arimage-video", daemon=True).start()
+        try:
+            while (event := await events.get()) is not None:
+                if isinstance(event, Exception) and not isinstance(event, Refused):
+                    raise event
+                yield event
+                if isinstance(event, Refused):
+                    return
+        finally:
+            stopped.set()
+
     async def collect(self) -> tuple[str, list[Metric]]:
         """The name of the replica and its metrics."""
         from ray import serve
 
         return serve.get_replica_context().replica_tag, await self._backend.collect()
+
+
+class RemoteVideos:
+    """Generates videos by replicas, one at a time by each; see `VideoMaker`.
+
+    Args:
+        handle: as that of `Replicas`.
+        models: the abilities of their models.
+        limits: those of the server.
+        at_a_time: how many replicas there are at most.
+    """
+
+    def __init__(self, handle: Any, models: dict[str, ModelInfo], limits: Limits, at_a_time: int):
+        self.models, self.limits, self.at_a_time, self._handle = models, limits, at_a_time, handle
+
+    def check(self, request: VideoRequest) -> None:
+        """Refuse a request that the model does not support or the limits do not allow.
+
+        Raises:
+            Refused: with the reason.
+            Unavailable: if there are no replicas.
+        """
+        for error in self._answers("check_video", request):
+            if error is not None:
+                raise error
+
+    def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
+        """Yield the progress of a video, whose frames come with the last one. If a replica ends, another one begins
+        again. Closing the iterator stops the generation.
+
+        Raises:
+            Refused: if a replica refuses it.
+            Unavailable: if there are no replicas, or `ATTEMPTS` of them have ended with this video.
+        """
+        for answer in self._answers("generate_video", request):
+            if isinstance(answer, Refused):
+                raise answer
+            yield answer
+
+    def _answers(self, method: str, request: VideoRequest) -> Iterator[Any]:
+        for attempt in range(1, ATTEMPTS + 1):
+            answers = getattr(self._handle, method).remote(request)
+            try:
+                with _in_our_terms():
+                    yield from answers
+                return
+            except _ReplicaEnded as error:
+                logger.warning("a replica has ended: another one generates its video (%s)", error)
+                if attempt == ATTEMPTS:
+                    message = f"{ATTEMPTS} processes that were to generate the video have ended: try again later"
+                    raise Unavailable(message) from error
+            finally:
+                answers.cancel()
 
 
 class RemoteTicket:
@@ -147,14 +241,22 @@ class Replicas:
         models: the abilities of their models.
         limits: those of the server; up to `queue` requests wait in this process for a replica with room.
         running: how many requests all replicas have at most.
+        videos: generates videos by the same replicas.
 
     Attributes:
         limits: those of the server; `queue` includes the requests that replicas have.
         on_failure, failure: as those of `Engine`. Serve starts replicas again; Ray itself is not.
     """
 
-    def __init__(self, handle: Any, models: dict[str, ModelInfo], limits: Limits, running: int):
-        self.models, self.limits = models, replace(limits, queue=limits.queue + running)
+    def __init__(
+        self,
+        handle: Any,
+        models: dict[str, ModelInfo],
+        limits: Limits,
+        running: int,
+        videos: RemoteVideos | None = None,
+    ):
+        self.models, self.limits, self.videos = models, replace(limits, queue=limits.queue + running), videos
         self.on_failure: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         self._handle, self._queue, self._places = handle, limits.queue, Places(running)
@@ -389,9 +491,10 @@ def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) ->
         except RuntimeError as error:
             *_, last = serve.status().applications[name].deployments[Replica.__name__].message.splitlines()
             raise ValueError(last.removeprefix("ValueError: ")) from error
-        models = handle.describe.remote().result()
-        running = AHEAD * settings.limits.batch * most
-        replicas = Replicas(handle.options(stream=True), models, settings.limits, running)
+        models, videos = handle.describe.remote().result()
+        running, streams = AHEAD * settings.limits.batch * most, handle.options(stream=True)
+        maker = RemoteVideos(streams, videos, settings.limits, most) if videos else None
+        replicas = Replicas(streams, models, settings.limits, running, maker)
         threading.Thread(target=_watch, args=(replicas, stopped), daemon=True).start()
         yield replicas
     finally:

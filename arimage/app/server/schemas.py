@@ -283,7 +283,8 @@ def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict
     names, classes = fields.pop("names"), fields.pop("class_names")
     sizes = [f"{width}x{height}" for height, width in info.sizes]
     edits = info.edits or info.references > 0
-    routes = ["/v1/images/generations", *(["/v1/images/edits"] if edits else [])]
+    routes = ["/v1/images/generations", "/v1/chat/completions", "/v1/responses"]
+    routes += ["/v1/images/edits"] * edits + ["/v1/images/variations"] * (info.references > 0)
     if info.frame_counts:
         routes, fields["seconds"] = ["/v1/videos"], [f"{count / info.fps:.3g}" for count in info.frame_counts]
     return {

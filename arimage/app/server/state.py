@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from anyio import CapacityLimiter
@@ -13,12 +14,14 @@ from fastapi import Depends
 from fastapi import Request as HTTPRequest
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from ..engine.engine import Engine
 from ..engine.models import ModelInfo
 from ..engine.types import Refused
 from .backend import Backend
 from .bodies import Bodies
 from .errors import Problem, error_response
 from .metrics import RequestMetrics
+from .quotas import Quotas
 from .video_jobs import VideoJobs
 
 
@@ -49,6 +52,17 @@ class KeptFiles:
 
 
 @dataclass
+class About:
+    """What a request is about, as far as it is known.
+
+    Attributes:
+        model: the model that generates its images.
+    """
+
+    model: str = ""
+
+
+@dataclass
 class ServerState:
     """What the routes share.
 
@@ -56,6 +70,8 @@ class ServerState:
         backend: generates the images.
         videos: generates the videos; None without video models.
         names: the model of each name that clients may use.
+        adapters: loads adapters while the server runs; None if requests cannot ask for it.
+        quotas: how much each client may ask for.
         tokens: those that open the server; empty lets everybody in.
         base_url: the public URL; None for the one that the client used.
         lenient: whether requests are answered that ask for something that the server or the model lacks.
@@ -67,6 +83,8 @@ class ServerState:
     backend: Backend
     videos: VideoJobs | None
     names: Mapping[str, str]
+    adapters: "AdapterFolder | None"
+    quotas: Quotas
     tokens: tuple[str, ...]
     base_url: str | None
     lenient: bool
@@ -145,8 +163,18 @@ def client_of(http: HTTPRequest) -> str:
     return http.state.client
 
 
-def accepting(state: State) -> None:
-    """Refuse new work while the server drains."""
+def accepting(http: HTTPRequest, state: State) -> None:
+    """Refuse new work while the server drains, and from a client that has sent too many requests. For requests that
+    are `authorised`."""
     if state.draining:
         message = "the server is closing and finishes what it has begun: try again later, or another server"
         raise Problem(error_response(message, 503, headers={"Retry-After": str(RETRY_SECONDS)}))
+    state.quotas.count_request(client_of(http))
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """Where the adapters are that requests may load, and the engine that loads them."""
+
+    folder: Path
+    engine: Engine

@@ -3,31 +3,32 @@
 import asyncio
 import errno
 import logging
+import signal
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Protocol
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..engine.types import Limits
+from .connections import Connections
 
 
 logger = logging.getLogger(__name__)
 
-# How long the head of a request may take to arrive, in seconds.
-HEAD_SECONDS = 10
 # Connections in addition to one per request in the engine's queue.
 SPARE_CONNECTIONS = 128
 # How long answers may take after the engine was closed, in seconds; an open page never stops listening.
 CLOSING_SECONDS = 3
 # Connections accepted at once, before those beyond the limit are closed: they need this many file descriptors more.
 BACKLOG = 64
+# How often the server looks for signals and for the end of what is drained, in seconds.
+LOOKING_SECONDS = 0.1
 
 
 # What the library logs, and uvicorn.
@@ -61,63 +62,10 @@ class Drainable(Protocol):
     def drain(self) -> None: ...
 
 
-# uvicorn has neither a deadline for heads nor a limit on silent connections. This relies on parts of its protocol that
-# are not documented: `connections`, `cycle`, `loop`, `transport` and `on_response_complete`. So pyproject.toml names
-# the versions that the tests ran with.
-class Connection(H11Protocol):
-    """An HTTP connection that is closed when the head of a request does not arrive in time. Beyond `most` connections,
-    a new one replaces the one that has waited longest for a head; if all are being answered, the new one is closed.
-
-    uvicorn's own `limit_concurrency` ignores a connection until its head has arrived.
-    """
-
-    def __init__(self, most: int, **arguments):
-        super().__init__(**arguments)
-        self._most = most
-        self._deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport):
-        super().connection_made(transport)
-        if len(self.connections) > self._most:
-            deadlines = {
-                other: other._deadline.when()
-                for other in self.connections
-                if isinstance(other, Connection) and other._deadline is not None
-            }
-            dropped = min(deadlines, key=deadlines.__getitem__, default=self)
-            self.connections.discard(dropped)
-            dropped.transport.abort()
-        self._watch()
-
-    def data_received(self, data):
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self):
-        super().on_response_complete()
-        self._watch()
-
-    def connection_lost(self, exc):
-        super().connection_lost(exc)
-        self._stop_watching()
-
-    def _watch(self) -> None:
-        """Start the timer for the next head after the last request was answered; stop it when the head is there."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_watching()
-        elif self._deadline is None and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-
-    def _stop_watching(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-
-class Server(uvicorn.Server):
-    """A server for an engine. The first SIGINT or SIGTERM lets it drain: it refuses new requests, and ends when all
-    others have ended, or `drain_seconds` later. A second signal closes the engine at once, which cancels all requests.
-    When the engine fails, it stops.
+class Server:
+    """A server for an engine. uvicorn runs in a thread of its own. The first SIGINT or SIGTERM lets the server drain:
+    it refuses new requests, and ends when all others have ended, or `drain_seconds` later. A second signal closes the
+    engine at once, which cancels all requests. When the engine fails, it stops.
 
     Args:
         state: what is drained; None ends with the first signal.
@@ -127,6 +75,7 @@ class Server(uvicorn.Server):
 
     Attributes:
         on_start: called when the server accepts connections.
+        connections: its connections.
     """
 
     def __init__(
@@ -142,11 +91,12 @@ class Server(uvicorn.Server):
         certificate: tuple[str, str] | None = None,
         log_level: str = "info",
     ):
-        protocol = partial(Connection, engine.limits.queue + SPARE_CONNECTIONS)
         certfile, keyfile = certificate or (None, None)
-        super().__init__(
+        # uvicorn's `limit_concurrency` ignores a connection until its head has arrived, and has no deadline for it.
+        self.connections = Connections(engine.limits.queue + SPARE_CONNECTIONS)
+        self._uvicorn = uvicorn.Server(
             uvicorn.Config(
-                app,
+                self.connections.watched(app),
                 host=host,
                 port=port,
                 uds=None if uds is None else str(uds),
@@ -159,61 +109,80 @@ class Server(uvicorn.Server):
                 # The application has its own, with the ids of requests.
                 access_log=False,
                 server_header=False,
-                # A class in uvicorn's types, which it only calls.
-                http=protocol,  # pyright: ignore[reportArgumentType]
+                http="h11",
                 ws="none",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
                 backlog=BACKLOG,
             )
         )
         logging.getLogger("arimage").setLevel(log_level.upper())
+        self.port = port
         self._engine, self._state, self._drain_seconds = engine, state, drain_seconds
         self._warned, self._signals, self._until = False, 0, 0.0
         self._socket = uds
         self.on_start: Callable[[], None] | None = None
-        engine.on_failure = self._stop
+        engine.on_failure = self.stop
 
-    async def startup(self, sockets=None):
-        asyncio.get_running_loop().set_exception_handler(self._report)
-        await super().startup(sockets)
-        if self.started and self.on_start is not None:
-            self.on_start()
+    @property
+    def started(self) -> bool:
+        """Whether it accepts connections, or has."""
+        return self._uvicorn.started
 
-    async def shutdown(self, sockets=None):
-        await super().shutdown(sockets)
-        if self.force_exit:
-            # uvicorn would leave this to the end of the loop, which cancels it with a traceback.
-            await self.lifespan.shutdown()
-        if self._socket is not None:
-            self._socket.unlink(missing_ok=True)
+    @property
+    def stopping(self) -> bool:
+        """Whether it accepts no more connections."""
+        return self._uvicorn.should_exit
 
-    def handle_exit(self, sig: int, frame) -> None:
-        # A handler may interrupt code that holds a lock: `on_tick` does the rest.
-        self.force_exit = self.should_exit
+    def run(self) -> None:
+        """Serve until it is stopped."""
+        announce = self.on_start
+        with ThreadPoolExecutor(1, "arimage-server") as pool:
+            serving = pool.submit(self._serve)
+            while not serving.done():
+                wait([serving], LOOKING_SECONDS)
+                if self.started and announce is not None:
+                    announce()
+                    announce = None
+                self._look()
+        serving.result()
+
+    def stop(self) -> None:
+        """Accept no more connections, and end soon."""
+        self._uvicorn.should_exit = True
+
+    def on_signal(self, *_) -> None:
+        """Note a signal."""
+        # A handler may interrupt code that holds a lock: `_look` does the rest.
         self._signals += 1
 
-    async def on_tick(self, counter: int) -> bool:
+    def _serve(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self.connections.loop) as runner:
+                runner.get_loop().set_exception_handler(self._report)
+                runner.run(self._uvicorn.serve())
+        finally:
+            if self._socket is not None:
+                self._socket.unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        """Do what the signals so far ask for."""
         state = self._state
-        if self._signals and not self.should_exit:
-            if state is None or self._signals > 1:
-                self._close()
-            elif not state.draining:
-                self._until = time.monotonic() + self._drain_seconds
-                state.drain()
-            elif not state.busy:
-                self._close()
-            elif time.monotonic() > self._until:
-                logger.warning("requests in progress after %g seconds are cancelled", self._drain_seconds)
-                self._close()
-        return await super().on_tick(counter)
+        if not self._signals or self.stopping:
+            return
+        if state is None or self._signals > 1:
+            self._close()
+        elif not state.draining:
+            self._until = time.monotonic() + self._drain_seconds
+            state.drain()
+        elif not state.busy:
+            self._close()
+        elif time.monotonic() > self._until:
+            logger.warning("requests in progress after %g seconds are cancelled", self._drain_seconds)
+            self._close()
 
     def _close(self) -> None:
-        self._stop()
-        # Closing waits for the running step, and the loop must answer meanwhile.
-        threading.Thread(target=self._engine.close).start()
-
-    def _stop(self) -> None:
-        self.should_exit = True
+        self.stop()
+        self._engine.close()
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict) -> None:
         """Log an error of the event loop, but only once that too many files are open: every connection repeats it."""
@@ -305,9 +274,15 @@ def serve_until_stopped(server: Server, engine: Closable) -> None:
     Raises:
         RuntimeError: if the engine failed.
     """
+    handlers = {}
+    # Only the main thread gets signals.
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.signal(number, server.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.run()
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         engine.close()
     if engine.failure is not None:
         raise RuntimeError("the engine has failed: start again") from engine.failure

@@ -1,4 +1,4 @@
-"""The videos of a server: jobs in memory, which one thread does one after another."""
+"""The videos of a server: jobs in memory, which threads do one after another."""
 
 import logging
 import queue
@@ -8,16 +8,19 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from PIL import Image
 
 from ...media.files import grid_of, write_video
-from ..engine.types import Refused
+from ..engine.models import ModelInfo
+from ..engine.types import Limits, Refused, Unavailable
 from ..engine.uploads import asked_size
-from ..engine.videos import VideoMaker, VideoRequest
+from ..engine.videos import VideoProgress, VideoRequest
 
 
 logger = logging.getLogger(__name__)
@@ -69,24 +72,44 @@ class Job:
         return self.status == "completed" and self.fetched >= self.files["video"].stat().st_size
 
 
+class Videos(Protocol):
+    """Generates videos, see `VideoMaker`."""
+
+    models: dict[str, ModelInfo]
+    limits: Limits
+
+    @property
+    def at_a_time(self) -> int: ...
+
+    def check(self, request: VideoRequest) -> None: ...
+
+    def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]: ...
+
+
 class VideoJobs:
-    """Generates videos one after another.
+    """Generates videos in turn, as many at a time as `maker` does.
 
     Attributes:
         models: the abilities of the models, by name.
         limits: which requests are accepted.
+        on_end: called in another thread with the status, "deleted" too, and the model of a job whose generation has
+            ended, and the seconds since it was asked for.
     """
 
-    def __init__(self, maker: VideoMaker):
+    def __init__(self, maker: Videos):
         self.models, self.limits = maker.models, maker.limits
+        self.on_end: Callable[[str, str, float], None] = lambda status, model, seconds: None
         self._maker, self._lock = maker, threading.Lock()
         self._jobs: dict[str, Job] = {}
         # The jobs that a draining server finishes.
         self._last: list[Job] = []
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        # A daemon thread: a second signal ends the process without waiting for a video.
-        self._worker = threading.Thread(target=self._work, name="arimage-videos", daemon=True)
-        self._worker.start()
+        # Daemon threads: a second signal ends the process without waiting for a video.
+        self._workers = [
+            threading.Thread(target=self._work, name="arimage-videos", daemon=True) for _ in range(maker.at_a_time)
+        ]
+        for worker in self._workers:
+            worker.start()
 
     def add(self, request: VideoRequest, client: str) -> Job:
         """Queue a video.
@@ -100,7 +123,7 @@ class VideoJobs:
         job = Job(request, client, size, request.num_frames or info.frame_counts[0], info.fps)
         with self._lock:
             self._forget()
-            waiting = [one for one in self._jobs.values() if one.unfinished]
+            waiting = [job for job in self._jobs.values() if job.unfinished]
             if len(waiting) >= WAITING or sum(one.client == client for one in waiting) >= WAITING_OF_CLIENT:
                 raise Refused(f"{len(waiting)} videos are waiting already: try again later", busy=True)
             self._jobs[job.id] = job
@@ -125,6 +148,12 @@ class VideoJobs:
             self._jobs.pop(job.id, None)
 
     @property
+    def unfinished(self) -> int:
+        """The number of jobs that wait or are being done."""
+        with self._lock:
+            return sum(job.unfinished for job in self._jobs.values())
+
+    @property
     def busy(self) -> bool:
         """Whether a video that was asked for before `drain` is neither downloaded, failed nor deleted."""
         return any(not (job.deleted or job.downloaded or job.status == "failed") for job in self._last)
@@ -139,8 +168,10 @@ class VideoJobs:
             jobs = list(self._jobs.values())
         for job in jobs:
             self.delete(job)
-        self._waiting.put(None)
-        self._worker.join()
+        for _ in self._workers:
+            self._waiting.put(None)
+        for worker in self._workers:
+            worker.join()
 
     def _forget(self) -> None:
         """Remove the jobs that have expired, and the oldest finished ones beyond the limit."""
@@ -175,11 +206,12 @@ class VideoJobs:
         # The job tells the client.
         except Exception as error:
             # The client is referred to the log for these.
-            if not isinstance(error, Refused):
+            if not isinstance(error, Refused | Unavailable):
                 logger.exception("a video of %s failed", job.request.model)
             job.error, job.status = error, "failed"
         finally:
             job.ended = time.time()
+            self.on_end("deleted" if job.deleted else job.status, job.request.model, job.ended - job.created)
 
 
 def _files(job: Job, frames: list[Image.Image]) -> dict[str, Path]:

@@ -1,5 +1,6 @@
 """The routes of the OpenAI Videos API."""
 
+import asyncio
 import re
 import secrets
 from io import BytesIO
@@ -9,11 +10,12 @@ import anyio.to_thread
 from fastapi import APIRouter, Depends, Query
 from fastapi import Request as HTTPRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from ...media.files import to_rgb
-from ..engine.types import Refused
+from ..engine.types import Refused, Unavailable
 from ..engine.uploads import read_upload
 from ..engine.videos import VideoRequest
 from .bodies import media_type
@@ -80,7 +82,9 @@ async def create(http: HTTPRequest, state: State, jobs: Jobs) -> dict:
     with state.bodies.counted(http):
         fields, file = await _read(http, state)
         request = await anyio.to_thread.run_sync(_request, state, jobs, fields, file, limiter=state.decoders)
-    return described(jobs.add(request, client_of(http)))
+        # Replicas are asked whether they take it.
+        job = await run_in_threadpool(jobs.add, request, client_of(http))
+    return described(job)
 
 
 @router.get("")
@@ -126,16 +130,22 @@ class Download(FileResponse):
         self._job, self._counts = job, variant == "video"
 
     async def __call__(self, scope, receive, send):
-        head, gone, begin, end = scope["state"]["head"], False, 0, 0
+        head, begin, end = scope["state"]["head"], 0, 0
 
-        async def watched_receive():
-            nonlocal gone
-            message = await receive()
-            gone = gone or message["type"] == "http.disconnect"
-            return message
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        leaving = asyncio.ensure_future(leave())
+
+        async def shared_receive():
+            await asyncio.shield(leaving)
+            return {"type": "http.disconnect"}
 
         async def watched_send(message):
             nonlocal begin, end
+            if leaving.done():
+                return
             if message["type"] == "http.response.start":
                 if message["status"] >= 400:
                     asked = "the header Range cannot be served: ask for bytes=0-, or leave it out"
@@ -153,10 +163,13 @@ class Download(FileResponse):
                 # The empty message waits until the client has taken what is before it.
                 await send({**message, "more_body": True})
                 await send({**message, "body": b""})
-                if self._counts and not (head or gone) and begin <= self._job.fetched:
+                if self._counts and not (head or leaving.done()) and begin <= self._job.fetched:
                     self._job.fetched = max(self._job.fetched, end)
 
-        await super().__call__({**scope, "method": "HEAD" if head else "GET"}, watched_receive, watched_send)
+        try:
+            await super().__call__({**scope, "method": "HEAD" if head else "GET"}, shared_receive, watched_send)
+        finally:
+            leaving.cancel()
 
 
 @router.delete("/{name}")
@@ -212,7 +225,8 @@ def described(job: Job) -> dict:
     error = None
     if job.error is not None:
         refused = isinstance(job.error, Refused)
-        text = str(job.error) if refused else "the video could not be generated: see the log of the server"
+        told = isinstance(job.error, Refused | Unavailable)
+        text = str(job.error) if told else "the video could not be generated: see the log of the server"
         error = {"code": "invalid_request" if refused else "server_error", "message": text}
     return {
         "id": job.id,

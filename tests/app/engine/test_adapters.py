@@ -1,8 +1,11 @@
 """Adapters that requests choose by name."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from adapters import adapter
-from app.server.server_kit import same
+from app.server.server_kit import same, wait_for
 from families import seeded
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
@@ -10,7 +13,7 @@ from safetensors.torch import save_file
 from arimage.app.engine.adapters import active_adapters, adapted_names, split_adapters
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.models import load_models
-from arimage.app.engine.types import Request
+from arimage.app.engine.types import Cancelled, Refused, Request
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -35,7 +38,7 @@ def test_names_are_told_apart(tmp_path):
         "m:red": (["default_0", "[red]"], [0.5, 2.0]),
         "m:blue": (["default_0", "[blue]"], [0.5, 1.0]),
     }
-    assert active_adapters("m", texts[:1]) == {}
+    assert active_adapters("m", texts[:1]) == {"m": (["default_0"], [0.5])} and active_adapters("m", []) == {}
     (tmp_path / "x=y").mkdir()
     assert split_adapters([f"{tmp_path}/x=y"])[1] == {}
     with pytest.raises(ValueError, match="name of another"):
@@ -65,3 +68,53 @@ def test_each_name_generates_with_its_adapters(files):
         result = ticket.result(60)
         assert same(result.images[0], expected[name]) and result.settings["model"] == name
     engine.close()
+
+
+def test_adapters_come_and_go_while_images_are_generated(files):
+    pipelines = load_models([str(files / "model")], "cpu", "float32")
+    engine, path = Engine(pipelines), files / "two.safetensors"
+
+    def ask(name="model", **arguments):
+        return engine.submit(Request(name, prompt="a red heart", seed=1, **arguments))
+
+    [own] = ask().result(60).images
+    running = [ask(count=4) for _ in range(3)]
+    assert engine.load_adapter("model", "red", path, 3.0) == "model:red" and "model:red" in engine.models
+    [red] = ask("model:red").result(60).images
+    [pipe] = load_models([str(files / "model")], "cpu", "float32", lora=[f"{path}:3"]).values()
+    assert same(red, pipe("a red heart", generator=seeded(1)).images[0]) and not same(red, own)
+    for ticket in (*running, ask()):
+        assert same(ticket.result(60).images[0], own)
+    for arguments, parameter in (
+        (("model", "red", path, 1.0), "lora_name"),
+        (("model", "a.b", path, 1.0), "lora_name"),
+        (("model:red", "blue", path, 1.0), "model"),
+        (("model", "blue", files / "model", 1.0), "lora_path"),
+    ):
+        with pytest.raises(Refused) as refused:
+            engine.load_adapter(*arguments)
+        assert refused.value.parameter == parameter
+    go = threading.Event()
+    hook = pipelines["model"].transformer.register_forward_pre_hook(lambda *_: go.wait(60))
+    waiting = [ask(count=4), ask("model:red")]
+    with ThreadPoolExecutor(1) as pool:
+        unloading = pool.submit(engine.unload_adapter, "model:red")
+        wait_for(lambda: engine._changes)
+        go.set()
+        unloading.result(60)
+    hook.remove()
+    assert waiting[0].result(60).images
+    with pytest.raises(Refused, match="choose"):
+        waiting[1].result(60)
+    for name in ("model:red", "model"):
+        with pytest.raises(Refused):
+            engine.unload_adapter(name)
+    with pytest.raises(Refused, match="unknown model"):
+        ask("model:red")
+    assert same(ask().result(60).images[0], own)
+    assert not any("lora" in name for name, _ in pipelines["model"].transformer.named_parameters())
+    assert engine.load_adapter("model", "red", path, 3.0) == "model:red"
+    assert same(ask("model:red").result(60).images[0], red)
+    engine.close()
+    with pytest.raises(Cancelled):
+        engine.load_adapter("model", "blue", path, 1.0)

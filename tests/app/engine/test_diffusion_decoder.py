@@ -81,7 +81,7 @@ def test_tokens_and_decoder_may_have_guidance_of_their_own():
 
 def test_tokens_of_others_are_generated_while_an_image_is_decoded(engine, pipe):
     held, passes = Held(pipe), []
-    engine.on_pass = passes.append
+    engine.on_pass = lambda model, images: passes.append(images)
     first = engine.submit(Request("glm", prompt="a red heart"))
     assert held.entered.wait(60)
     count, decided = len(passes), threading.Event()

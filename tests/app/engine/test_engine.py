@@ -76,7 +76,7 @@ def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
     requests = [Request("text", prompt=prompt, seed=i, decoding=decoding) for i, prompt in enumerate(PROMPTS)]
     occupy(held_engine, held)
     tickets = [held_engine.submit(request) for request in requests]
-    held_engine.on_pass = sizes.append
+    held_engine.on_pass = lambda model, images: sizes.append(images)
     held.go.set()
     together = [ticket.result(120) for ticket in tickets]
     assert sizes[0] == 1 and max(sizes) == 8
@@ -115,7 +115,7 @@ def test_the_engine_generates_what_the_pipeline_generates(engine):
 def test_a_request_larger_than_a_batch_is_split():
     engine = Engine({"text": tiny_llamagen.text_pipeline()}, Limits(batch=2))
     sizes = []
-    engine.on_pass = sizes.append
+    engine.on_pass = lambda model, images: sizes.append(images)
     request = Request("text", prompt="a red heart", count=5, previews=3)
     events = list(engine.submit(request).events())
     result = events[-1]
@@ -137,7 +137,7 @@ def test_requests_of_another_kind_are_not_mixed(held_engine, held):
     for number, ticket in enumerate(tickets):
         start = ticket.start
         ticket.start = lambda number=number, start=start: (started.append(number), start())
-    held_engine.on_pass = sizes.append
+    held_engine.on_pass = lambda model, images: sizes.append(images)
     held.go.set()
     for ticket in tickets:
         ticket.result(60)
@@ -398,7 +398,7 @@ def test_the_settings_of_a_decoding_are_bounded_by_their_work(engine, decoding):
 
 def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
     passes, progress = [], []
-    held_engine.on_pass = passes.append
+    held_engine.on_pass = lambda model, images: passes.append(images)
     held.pace = 0.1
     held.go.set()
     tickets = [held_engine.submit(Request("text", prompt="a", seed=i), progress.append) for i in range(2)]
@@ -434,7 +434,7 @@ def test_a_request_that_is_cancelled_while_it_begins_harms_no_other(held_engine,
 
 def test_a_cancelled_request_gives_its_row_to_another(held_engine, held):
     sizes, progress = [], []
-    held_engine.on_pass = sizes.append
+    held_engine.on_pass = lambda model, images: sizes.append(images)
     held.pace = 0.02
     held.go.set()
     first = [held_engine.submit(Request("text", prompt="a", count=4, seed=i), progress.append) for i in range(2)]

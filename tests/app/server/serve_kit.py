@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from ray.serve.exceptions import RequestCancelledError
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
 from arimage.app.server import replicas as module
-from arimage.app.server.replicas import AHEAD, Replica, Replicas, ReplicaSettings
+from arimage.app.server.replicas import AHEAD, RemoteVideos, Replica, Replicas, ReplicaSettings
 
 
 BACKENDS = ("engine", "replicas")
@@ -49,13 +50,41 @@ class Answers:
         self._loop.call_soon_threadsafe(self._task.cancel)
 
 
+class VideoAnswers:
+    """What a replica answers to a request for a video, read by a thread without a loop."""
+
+    def __init__(self, iterator):
+        self._loop, self._iterator = asyncio.new_event_loop(), iterator
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        try:
+            return self._loop.run_until_complete(anext(self._iterator))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def cancel(self):
+        self._loop.run_until_complete(self._iterator.aclose())
+        self._loop.close()
+
+
 class Handle:
     """Sends requests to replicas in turn, each with at most `room` at a time, and calls all of them, as the handle of
     Serve does."""
 
     def __init__(self, replicas: list[Replica], room: int = AHEAD * Limits().batch):
         self.replicas, self.answers, self.generate = replicas, [], SimpleNamespace(remote=self._remote)
+        self.videos = 0
         self._rooms = [asyncio.Semaphore(room) for _ in replicas]
+
+        for method in ("check_video", "generate_video"):
+            setattr(self, method, SimpleNamespace(remote=partial(self._video, method)))
+
+    def _video(self, method, request):
+        self.videos += method == "generate_video"
+        return VideoAnswers(getattr(self.replicas[self.videos % len(self.replicas)], method)(request))
 
     def _remote(self, request):
         number = len(self.answers) % len(self.replicas)
@@ -88,8 +117,9 @@ def replica_of(pipelines: dict, limits: Limits) -> Replica:
 @contextmanager
 def replicas_of(handle: Handle, limits: Limits) -> Iterator[Replicas]:
     """The backend of replicas, whose engines end with it."""
-    models = asyncio.run(handle.replicas[0].describe())
-    yield Replicas(handle, models, limits, AHEAD * limits.batch * len(handle.replicas))
+    models, videos = asyncio.run(handle.replicas[0].describe())
+    maker = RemoteVideos(handle, videos, limits, len(handle.replicas)) if videos else None
+    yield Replicas(handle, models, limits, AHEAD * limits.batch * len(handle.replicas), maker)
     for replica in handle.replicas:
         replica._backend._engine.close()
 

@@ -3,7 +3,6 @@
 import base64
 import io
 import os
-import re
 import socket
 import subprocess
 import threading
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 import httpx
 import numpy as np
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from arimage.app.server.app import build_server
 from arimage.app.server.uvicorn_server import Server
@@ -36,7 +36,7 @@ def running(engine, **options):
     wait_for(lambda: server.started)
     yield server, f"http{'s' if 'certificate' in own else ''}://127.0.0.1:{port}"
     engine.close()
-    server.should_exit = True
+    server.stop()
     thread.join(30)
     assert not thread.is_alive()
 
@@ -64,11 +64,11 @@ def same(one: Image.Image, other: Image.Image) -> bool:
     return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
 
 
-def metric(address: str, name: str, **headers) -> float:
-    """The value of a metric, or of the only replica's; one with a label appears with its first event."""
+def metric(address: str, name: str, headers: dict | None = None, **labels: str) -> float:
+    """The sum of a metric over all values of the labels that are not given."""
     text = httpx.get(f"{address}/metrics", headers=headers).raise_for_status().text
-    found = re.search(rf'^{re.escape(name)}(?:\{{replica="\w+"\}})? (\S+)$', text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
 
 
 @contextmanager

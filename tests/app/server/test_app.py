@@ -460,7 +460,7 @@ def test_only_the_token_opens(secret_address):
     # A browser that shows the image sends no token.
     assert httpx.get(answer.data[0].url).status_code == 200
     assert httpx.get(f"{address}/health").json() == {"status": "ok"}
-    counted = metric(address, 'arimage_requests_total{status="401"}', Authorization=f"Bearer {TOKEN}")
+    counted = metric(address, "arimage_requests_total", {"Authorization": f"Bearer {TOKEN}"}, status="401")
     assert counted == 5
 
 
@@ -599,7 +599,7 @@ def test_an_engine_that_fails_ends_the_server(held, monkeypatch):
     thread.start()
     wait_for(lambda: server.started)
     monkeypatch.setattr(held._pipe, "encode_prompt", lambda prompts: sys.exit("out of here"))
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.config.port}/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(client.images.generate, prompt="a", extra_body={"top_k": k}) for k in (1, 2)]
         wait_for(lambda: len(engine._waiting) + len(engine._running) == 2)

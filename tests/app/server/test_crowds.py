@@ -15,7 +15,7 @@ from app.server.server_kit import metric, serving, wait_for
 from pipelines.glm_image import tiny as tiny_glm_image
 
 from arimage.app.engine.types import Limits
-from arimage.app.server import images
+from arimage.app.server import generating
 from arimage.app.server.replicas import AHEAD
 
 
@@ -82,7 +82,7 @@ def test_a_full_queue_answers_429(crowded, held):
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_that_leave_free_their_places(crowded, held, stream):
     passes = []
-    crowded.engine.on_pass = passes.append
+    crowded.engine.on_pass = lambda model, images: passes.append(images)
     for connection in crowded.fill(lambda: crowded.send(stream)):
         connection.close()
     wait_for(crowded.is_idle)
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_while_it_is_accepted_holds_nothing(crowded, held, 
     monkeypatch.setattr(crowded.engine, "submit", slow)
     with crowded.send(stream):
         assert entered.wait(60)
-    wait_for(lambda: metric(crowded.address, 'arimage_requests_total{status="499"}') == 1)
+    wait_for(lambda: metric(crowded.address, "arimage_requests_total", status="499") == 1)
     go.set()
     wait_for(lambda: held.entered.is_set() or not crowded.engine._waiting)
     wait_for(crowded.is_idle)
@@ -138,7 +138,7 @@ def test_clients_that_leave_do_not_wait_for_the_decoder(kind):
 
 
 def test_a_client_that_leaves_before_its_stream_begins_holds_nothing(crowded, held, monkeypatch):
-    unless_gone, accepted, go = images._unless_gone, threading.Event(), threading.Event()
+    unless_gone, accepted, go = generating._unless_gone, threading.Event(), threading.Event()
 
     async def slow(asked, http):
         result = await unless_gone(asked, http)
@@ -146,7 +146,7 @@ def test_a_client_that_leaves_before_its_stream_begins_holds_nothing(crowded, he
         await asyncio.to_thread(go.wait, 60)
         return result
 
-    monkeypatch.setattr(images, "_unless_gone", slow)
+    monkeypatch.setattr(generating, "_unless_gone", slow)
     with crowded.send(True):
         assert accepted.wait(60) and held.entered.wait(60)
     go.set()
@@ -161,7 +161,7 @@ def test_a_body_that_breaks_off_holds_nothing(crowded):
         for _ in range(2 * crowded.places):
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(f"{head}\r\n\r\n--x\r\n".encode())
-    wait_for(lambda: metric(crowded.address, 'arimage_requests_total{status="499"}') == 4 * crowded.places)
+    wait_for(lambda: metric(crowded.address, "arimage_requests_total", status="499") == 4 * crowded.places)
     assert crowded.is_idle()
 
 

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from app.server.serve_kit import BACKENDS, backend_of
-from app.server.server_kit import picture, running, serving, wait_for
+from app.server.server_kit import metric, picture, running, serving, wait_for
 from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
 
@@ -68,7 +68,7 @@ def test_a_draining_server_finishes_what_it_has_begun(kind, held):
         with running(backend) as (server, address):
             asked = [pool.submit(httpx.post, address + GENERATIONS, json=BODY, timeout=60) for _ in range(3)]
             wait_for(lambda: held.entered.is_set() and server._state.running == 3)
-            server.handle_exit(signal.SIGTERM, None)
+            server.on_signal(signal.SIGTERM)
             wait_for(lambda: server._state.draining)
             with httpx.Client(base_url=address) as client:
                 health = client.get("/health")
@@ -81,7 +81,7 @@ def test_a_draining_server_finishes_what_it_has_begun(kind, held):
             assert not any(answer.done() for answer in asked)
             held.go.set()
             assert [answer.result(60).status_code for answer in asked] == [200] * 3
-            wait_for(lambda: server.should_exit, 10)
+            wait_for(lambda: server.stopping, 10)
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT] * 2])
@@ -92,7 +92,7 @@ def test_a_second_signal_or_the_end_of_draining_cancels_requests(held, signals):
         wait_for(held.entered.is_set)
         began = time.monotonic()
         for number in signals:
-            server.handle_exit(number, None)
+            server.on_signal(number)
         assert asked.result(30).status_code == 503 and time.monotonic() - began < 10
         assert time.monotonic() - began > 0.4 or len(signals) == 2
         held.go.set()
@@ -110,7 +110,7 @@ def test_nothing_is_lost_when_a_busy_server_is_replaced():
                     answers.append(client.post(GENERATIONS, json=BODY))
                 except httpx.TransportError:
                     # Its end also resets connections that it has not accepted yet.
-                    assert server.should_exit
+                    assert server.stopping
                     return
 
     with running(own) as (server, address):
@@ -118,8 +118,8 @@ def test_nothing_is_lost_when_a_busy_server_is_replaced():
         for thread in threads:
             thread.start()
         wait_for(lambda: len(answers) > 24)
-        server.handle_exit(signal.SIGTERM, None)
-        wait_for(lambda: server.should_exit, 30)
+        server.on_signal(signal.SIGTERM)
+        wait_for(lambda: server.stopping, 30)
         stopped.set()
         for thread in threads:
             thread.join(30)
@@ -210,6 +210,46 @@ def test_requests_have_ids_in_the_answer_and_in_the_log(engine, caplog):
         base_url="http://127.0.0.1/v1", api_key="none", http_client=client
     ).models.with_raw_response
     assert answered.list().request_id
+
+
+def test_the_instrumentation_of_opentelemetry_traces_requests(engine):
+    module = pytest.importorskip("opentelemetry.instrumentation.fastapi", reason="the extra `telemetry`")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    provider, spans = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    app, trace = build_server(engine), "0af7651916cd43dd8448eb211c80319c"
+    module.FastAPIInstrumentor.instrument_app(app, tracer_provider=provider)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        client.post(GENERATIONS, json=BODY, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    [span] = [one for one in spans.get_finished_spans() if one.name == f"POST {GENERATIONS}"]
+    assert f"{span.context.trace_id:032x}" == trace
+
+
+def test_metrics_tell_the_models_the_queue_and_the_first_partial_image():
+    pipelines = {name: tiny_llamagen.text_pipeline() for name in ("one", "two")}
+    with serving(Engine(pipelines, Limits(gathering=0.3))) as address, httpx.Client(base_url=address) as client:
+        client.post(GENERATIONS, json=BODY | {"model": "two"})
+        client.post(GENERATIONS, json=BODY | {"model": "two", "stream": True, "partial_images": 2})
+        client.post(GENERATIONS, json=BODY | {"model": "one", "size": "9x9"})
+        client.post(GENERATIONS, json=BODY | {"model": "three"})
+        for name, labels, value in (
+            ("arimage_requests_total", {"model": "two", "status": "200"}, 2),
+            ("arimage_requests_total", {"model": "one", "status": "400"}, 1),
+            ("arimage_requests_total", {"model": "", "status": "404"}, 1),
+            ("arimage_request_seconds_count", {"model": "two"}, 2),
+            ("arimage_queue_seconds_count", {"model": "two"}, 2),
+            ("arimage_first_partial_image_seconds_count", {"model": "two"}, 1),
+            ("arimage_first_partial_image_seconds_count", {}, 1),
+            ("arimage_images_total", {"model": "two"}, 2),
+            ("arimage_forward_passes_total", {"model": "one"}, 0),
+            ("arimage_tokens_total", {"model": "two"}, 32),
+        ):
+            assert metric(address, name, **labels) == value, name
+        # The engine gathers requests for so long.
+        assert metric(address, "arimage_queue_seconds_sum", model="two") > 0.5
 
 
 def test_each_of_several_tokens_is_a_client(engine, monkeypatch):

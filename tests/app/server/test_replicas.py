@@ -17,14 +17,23 @@ import psutil
 import pytest
 from app.server.serve_kit import Handle, replica_of, replicas_of
 from app.server.server_kit import free_port, picture, same, serving, wait_for
+from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
 from ray.exceptions import ActorDiedError
 from typer.testing import CliRunner
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Progress, Request, Result, Unavailable
+from arimage.app.engine.videos import VideoMaker
 from arimage.app.server import replicas as module
-from arimage.app.server.replicas import Replicas, ReplicaSettings, application_name, deployment_of, run_replicas
+from arimage.app.server.replicas import (
+    Replica,
+    Replicas,
+    ReplicaSettings,
+    application_name,
+    deployment_of,
+    run_replicas,
+)
 from arimage.cli import main as cli
 
 
@@ -80,9 +89,11 @@ def test_metrics_name_their_replica(two, monkeypatch):
     names = iter(["x", "y"] * 2)
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(replica_tag=next(names)))
     text = httpx.get(f"{address}/metrics").text
-    assert 'arimage_images_total{replica="x"} 3.0' in text and 'arimage_images_total{replica="y"} 1.0' in text
-    assert 'arimage_batch_images_bucket{le="1.0",replica="x"}' in text
-    assert "\narimage_replicas 2.0\n" in text and 'arimage_requests_total{status="200"} 3.0' in text
+    assert 'arimage_images_total{model="text",replica="x"} 3.0' in text
+    assert 'arimage_images_total{model="text",replica="y"} 1.0' in text
+    assert 'arimage_batch_images_bucket{le="1.0",model="text",replica="x"}' in text
+    assert "\narimage_replicas 2.0\n" in text
+    assert 'arimage_requests_total{model="text",status="200"} 3.0' in text
     assert text.count("# TYPE arimage_images_total counter") == 1
 
     # A replica that has just ended does not answer.
@@ -276,6 +287,73 @@ def test_paths_are_absolute_for_other_processes(tmp_path, monkeypatch):
     assert found.lora == [f"{tmp_path / 'style.safetensors'}:0.5", "a/hub"]
 
 
+# Videos
+
+
+class SlowVideos(VideoMaker):
+    """A maker of videos that begins them when `go` is set."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.go, self.begun = threading.Event(), 0
+
+    def run(self, request):
+        self.begun += 1
+        assert self.go.wait(60)
+        yield from super().run(request)
+
+
+@pytest.fixture
+def filming(monkeypatch):
+    """A server with two replicas that also generate videos: its address, the handle, and their makers."""
+    pytest.importorskip("imageio", reason="the extra `video` is not installed")
+    monkeypatch.setattr("arimage.app.engine.start.VideoMaker", SlowVideos)
+    pipelines = {"text": tiny_llamagen.text_pipeline(), "film": tiny_cosmos.pipeline("text", begins_with_text=True)}
+    handle = Handle([replica_of(pipelines, Limits()) for _ in range(2)])
+    with replicas_of(handle, Limits()) as replicas, serving(replicas, videos=replicas.videos) as address:
+        makers = [replica._maker for replica in handle.replicas]
+        yield address, handle, makers
+        for maker in makers:
+            maker.go.set()
+
+
+@pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
+def test_replicas_generate_videos_at_a_time(filming):
+    address, _, makers = filming
+    client = client_of(address)
+    begun = [client.videos.create(prompt="a red heart", extra_body={"seed": 3}) for _ in range(3)]
+    wait_for(lambda: [maker.begun for maker in makers] == [1, 1])
+    with pytest.raises(openai.BadRequestError, match="film does not generate"):
+        client.videos.create(prompt="a", size="9x9")
+    for maker in makers:
+        maker.go.set()
+    ended = [client.videos.poll(video.id, poll_interval_ms=20) for video in begun]
+    assert [video.status for video in ended] == ["completed"] * 3
+    contents = [client.videos.download_content(video.id).content for video in ended]
+    assert len({*contents}) == 1 and sum(maker.begun for maker in makers) == 3
+
+
+@pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
+def test_a_video_goes_to_another_replica_when_one_ends(filming, monkeypatch):
+    address, handle, makers = filming
+    client, generate = client_of(address), Replica.generate_video
+    ends = [ActorDiedError] * 2
+
+    async def ending(self, request):
+        if ends:
+            raise ends.pop()
+        async for one in generate(self, request):
+            yield one
+
+    monkeypatch.setattr(Replica, "generate_video", ending)
+    for maker in makers:
+        maker.go.set()
+    assert client.videos.create_and_poll(prompt="a", poll_interval_ms=20).status == "completed" and not ends
+    ends += [ActorDiedError] * module.ATTEMPTS
+    video = client.videos.create_and_poll(prompt="a", poll_interval_ms=20)
+    assert video.status == "failed" and "try again later" in video.error.message
+
+
 def processes(name: str) -> list[psutil.Process]:
     """The processes of the replicas of an application."""
     found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"]]
@@ -305,8 +383,8 @@ def test_two_replicas_answer_all_of_fifty_requests_although_one_is_killed(tmp_pa
     def images() -> dict[str, float]:
         """The number of images of each replica."""
         text = httpx.get(f"{address}/metrics", timeout=60).text
-        found = re.findall(r'^arimage_images_total\{replica="(\w+)"\} (\S+)$', text, re.MULTILINE)
-        return {name: float(count) for name, count in found}
+        found = re.findall(r'^arimage_images_total\{model="[^"]*",replica="(\w+)"\} (\S+)$', text, re.MULTILINE)
+        return {name: sum(float(count) for other, count in found if other == name) for name, _ in found}
 
     def ask(number: int) -> httpx.Response:
         """One of fifty requests, of which every tenth is a stream."""

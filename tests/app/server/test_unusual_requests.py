@@ -52,7 +52,8 @@ ROUTES = [
     "GET /v1/models", "GET /v1/models/%00", "POST /v1/images/generations", "POST /v1/images/edits",
     "POST /v1/images/generations/", "GET /v1/images/edits", "GET /v1/videos", "POST /v1/videos", "GET /v1/videos/x",
     "GET /v1/videos/x/content", "DELETE /v1/videos/x", "PUT /v1/videos", "GET /pictures/x",
-    "GET /pictures/%2e%2e%2fetc%2fpasswd", "POST /v1/images/variations", "GET /docs", "GET /health", "GET /metrics",
+    "GET /pictures/%2e%2e%2fetc%2fpasswd", "POST /v1/images/variations", "POST /v1/chat/completions",
+    "POST /v1/responses", "GET /v1/responses/x", "GET /docs", "GET /health", "GET /metrics",
 ]  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def test_unusual_requests_are_answered_in_the_form_of_openai(engine, maker, serv
     own = {"Authorization": f"Bearer {tokens[-1]}"} if tokens else {}
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         for method, path in map(str.split, ROUTES):
-            if path in ("/docs", "/v1/images/variations", "/pictures/%2e%2e%2fetc%2fpasswd"):
+            if path in ("/docs", "/v1/responses/x", "/pictures/%2e%2e%2fetc%2fpasswd"):
                 assert client.request(method, path, headers=own).status_code == 404
             bodies = {} if method != "POST" else {"content": b'{"prompt": "a", "size": "9x9"}'}
             for headers in HEADERS:
@@ -248,7 +249,6 @@ def test_a_signal_while_it_closes_leaves_neither_a_traceback_nor_a_socket(maker,
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://127.0.0.1") as client:
             assert client.get("/health").status_code == 200
-        server.should_exit = True
-        server.handle_exit(15, None)
-        assert server.force_exit
+        for number in (15, 2, 15):
+            server.on_signal(number)
     assert not path.exists() and "Traceback" not in caplog.text

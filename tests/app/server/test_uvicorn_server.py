@@ -1,10 +1,14 @@
 """The server with clients that are slow, silent or too many."""
 
+import ast
 import errno
 import logging
+import re
 import socket
 import time
+import tomllib
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +17,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
-from arimage.app.server import uvicorn_server as connections
+from arimage.app.server import connections, uvicorn_server
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def engine():
 @pytest.fixture
 def server(engine, monkeypatch):
     """A running server for 4 + 4 connections, with one second for the head of a request."""
-    monkeypatch.setattr(connections, "SPARE_CONNECTIONS", 4)
+    monkeypatch.setattr(uvicorn_server, "SPARE_CONNECTIONS", 4)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 1)
     with running(engine) as (server, _):
         yield server
@@ -32,7 +36,7 @@ def server(engine, monkeypatch):
 
 @contextmanager
 def connected(server, sent: bytes = b""):
-    with socket.create_connection(("127.0.0.1", server.config.port)) as client:
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(sent)
         client.settimeout(10)
         yield client
@@ -71,21 +75,51 @@ def test_what_trickles_in_or_is_not_read_closes_the_connection(server, head, ans
                 time.sleep(0.1)
 
 
-@pytest.mark.slow
 def test_a_slow_answer_keeps_its_connection(server, engine, monkeypatch):
-    monkeypatch.setattr(engine, "limits", Limits(gathering=2))
-    url = f"http://127.0.0.1:{server.config.port}/v1/images/generations"
-    assert httpx.post(url, json={"prompt": "a"}, timeout=30).status_code == 200
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(engine, "limits", Limits(gathering=0.6))
+    url = f"http://127.0.0.1:{server.port}/v1/images/generations"
+    with httpx.Client() as client:
+        for _ in range(2):
+            assert client.post(url, json={"prompt": "a"}, timeout=30).status_code == 200
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_client_that_reads_slowly_gets_its_whole_answer(server, monkeypatch, reads):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    size = 2**24
+    name = server._state.pictures.add(bytes(size), "image/png")
+    with connected(server, f"GET /pictures/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()) as client:
+        got = 0
+        time.sleep(0 if reads else 0.8)
+        try:
+            while more := client.recv(2**18):
+                got += len(more)
+                time.sleep(0.02 if reads else 0)
+        except ConnectionResetError:
+            pass
+    # It is closed when it waits for the next head, or when nothing is read.
+    assert (got > size) == reads
+
+
+def test_answers_do_not_end_where_connections_are_unknown(server, engine, monkeypatch, caplog):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections.Connection, "data_received", lambda self, data: self._protocol.data_received(data))
+    monkeypatch.setattr(engine, "limits", Limits(gathering=0.6))
+    url = f"http://127.0.0.1:{server.port}/v1/images/generations"
+    for _ in range(2):
+        assert httpx.post(url, json={"prompt": "a"}, timeout=30).status_code == 200
+    assert caplog.text.count("hides connections") == 1
 
 
 def test_silent_connections_leave_room(server):
     with ExitStack() as stack:
         silent = [stack.enter_context(connected(server)) for _ in range(40)]
         began = time.monotonic()
-        assert httpx.get(f"http://127.0.0.1:{server.config.port}/health", timeout=10).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=10).status_code == 200
         # Before the silent connections ran out of time.
         assert time.monotonic() - began < 0.9
-        assert len(server.server_state.connections) <= 8
+        assert len(server.connections.open) <= 8
         # The oldest was closed.
         silent[0].settimeout(0.1)
         assert is_closed(silent[0])
@@ -98,3 +132,50 @@ def test_open_files_that_run_out_are_reported_once(server, caplog):
             server._report(None, context)
     assert [record.name for record in caplog.records] == ["arimage.app.server.uvicorn_server"]
     assert caplog.records[0].exc_info is None and "ulimit" in caplog.text
+
+
+# What the server uses of the libraries that it stands on, so that any version of them will do.
+
+ROOT = Path(__file__).parents[3]
+LIBRARIES = ("fastapi", "starlette", "uvicorn")
+# uvicorn documents its Config and its Server; what the others document is in modules without an underscore.
+UNDOCUMENTED = re.compile(r"uvicorn\.|(fastapi|starlette)(\.\w+)*\._")
+
+
+def undocumented(source: str) -> list[str]:
+    """The modules and names of `LIBRARIES` that a file imports although they are not documented, and its classes that
+    derive from those of uvicorn."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ClassDef):
+            names = [ast.unparse(base) for base in node.bases]
+        else:
+            continue
+        found += [name for name in names if UNDOCUMENTED.match(name)]
+    return found
+
+
+def test_only_documented_parts_of_the_libraries_are_used():
+    for file in (ROOT / "arimage").rglob("*.py"):
+        assert not undocumented(file.read_text(encoding="utf-8")), file
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bounds = [one for one in project["optional-dependencies"]["serve"] if one.startswith(LIBRARIES)]
+    assert len(bounds) == len(LIBRARIES) and not any("<" in one or "==" in one for one in bounds)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from uvicorn.protocols.http.h11_impl import H11Protocol",
+        "import uvicorn.server",
+        "from starlette._utils import is_async_callable",
+        "from fastapi.routing import _x",
+        "class Server(uvicorn.Server): pass",
+    ],
+)
+def test_undocumented_parts_are_found(source):
+    assert undocumented(source)

@@ -1,0 +1,66 @@
+"""A file with the options of a command."""
+
+import tomllib
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import ConfigDict, create_model
+
+from ..settings.schema import check
+
+
+# Characters of a file.
+MOST = 2**20
+
+
+def read_config(context: typer.Context, file: Path | None) -> Path | None:
+    """Take the options of a command that are not given from a file, TOML or YAML by its name. For the callback of an
+    option that is read before the others.
+
+    Raises:
+        ValueError: if the file cannot be read, or holds an option that the command does not have or of another type.
+    """
+    if file is None:
+        return None
+    try:
+        with file.open(encoding="utf-8") as opened:
+            read = _parser(file)(opened.read(MOST))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--config {file} cannot be read ({error}): give a file of TOML or YAML") from error
+    names = {
+        option.removeprefix("--"): parameter.name
+        for parameter in context.command.params
+        for option in parameter.opts
+        if option.startswith("--") and option not in ("--config", "--help")
+    }
+    kinds = typing.get_type_hints(context.command.callback)
+    fields: dict[str, Any] = {}
+    for option, name in names.items():
+        kind = kinds[str(name)]
+        # Paths are texts in a file.
+        kind = str if kind in (Path, Path | None) else kind
+        fields[option] = (kind, None)
+    schema = create_model("Options", __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    given = check(schema, read, file).model_dump(exclude_unset=True)
+    context.default_map = {str(names[option]): value for option, value in given.items()}
+    return file
+
+
+def _parser(file: Path) -> Callable[[str], Any]:
+    if file.suffix == ".toml":
+        return tomllib.loads
+    if file.suffix not in (".yaml", ".yml"):
+        raise ValueError("its name ends with neither .toml nor .yaml")
+    import yaml
+
+    def load(text: str) -> Any:
+        try:
+            # An empty file is an empty table.
+            return yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+
+    return load
