@@ -13,6 +13,7 @@ import typer
 
 from ..app.commands import open_app, serve
 from ..eval.commands import bench, eval_app, reproduce
+from ..eval.options import PerPrompt, Prompts
 from ..eval.runs.files import FullDisk, full_disk
 from ..published.commands import convert_app
 from ..training.commands import train_app
@@ -43,7 +44,6 @@ from .options import (
     load_pipeline,
     out_of_memory,
     panels,
-    prompt_lines,
     raised_by_arimage,
     sampling_options,
     supported,
@@ -78,8 +78,7 @@ TRACE_SUFFIXES = tuple(dict.fromkeys(FILM_SUFFIXES + WRITTEN_IMAGES))
 # What needs less memory, by the option.
 SMALLER = {
     "--batch-size": "a smaller --batch-size",
-    "--batch": "a smaller --batch",
-    "--count": "a smaller --count",
+    "--per-prompt": "a smaller --per-prompt",
     "--height": "a smaller --height and --width",
     "--dtype": "--dtype bfloat16",
     "--device": "another --device",
@@ -88,7 +87,7 @@ SMALLER = {
 
 @app.command()
 @panels(
-    image="file class_label count seed height width negative_prompt",
+    image="prompts class_label per_prompt seed height width negative_prompt",
     sampling="guidance_scale temperature top_k top_p num_inference_steps",
     decoding="decoding order batch_size",
     editing="image mask_image",
@@ -96,13 +95,13 @@ SMALLER = {
     output="out trace",
 )
 def generate(
-    prompts: Annotated[
+    prompt: Annotated[
         list[str] | None,
         typer.Argument(
             callback=check_prompts, help="One or more prompts, or names of classes for class-conditional models."
         ),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Text file with one prompt per line.")] = None,
+    prompts: Prompts = None,
     class_label: ClassLabels = None,
     model: Model = DEFAULT_MODEL,
     decoding: Annotated[
@@ -145,7 +144,7 @@ def generate(
         int | None,
         typer.Option(min=1, help=f"Images that are generated at a time. Default: all, but at most {MOST_AT_A_TIME}."),
     ] = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="Images per prompt.")] = 1,
+    per_prompt: PerPrompt = 1,
     seed: Seed = 0,
     guidance_scale: GuidanceScale = None,
     temperature: Temperature = None,
@@ -170,17 +169,22 @@ def generate(
     dtype: Dtype = "auto",
 ) -> None:
     """Generate images, or videos, and write them to --out. In Python, pipelines take more settings."""
-    texts = list(prompts or [])
-    if file is not None:
-        texts += prompt_lines("--file", file)
+    texts = list(prompt or [])
+    if prompts is not None:
+        from ..eval.runs.prompts import prompt_file, read_prompts
+
+        rows = read_prompts(prompt_file(prompts))
+        if any("image" in row for row in rows):
+            raise ValueError(f"--prompts is {prompts}, which names images: use `arimage eval generate`, or --image")
+        texts += [row["prompt"] for row in rows]
     labels = class_labels_of(class_label)
     # A video may go on without a text.
     continues = video is not None or bool(image)
     if (texts and labels) or not (texts or labels or continues):
         raise ValueError('give prompts, as in `arimage generate "a red heart"`, or --class-label')
-    total = count * max(len(texts or labels), 1)
-    if not 1 <= total <= MAX_IMAGES:
-        raise ValueError(f"--count makes {total} images: give 1 to {MAX_IMAGES} images per call")
+    total = per_prompt * max(len(texts or labels), 1)
+    if total > MAX_IMAGES:
+        raise ValueError(f"--per-prompt makes {total} images: give at most {MAX_IMAGES} images per call")
     is_file = out.suffix.lower() in OUT_SUFFIXES
     check_output("--out", out, OUT_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
     for path in trace or []:
@@ -244,7 +248,7 @@ def generate(
         **supported(pipe, model, optional),
         height=height,
         width=width,
-        **{pipe.per_prompt: count},
+        **{pipe.per_prompt: per_prompt},
         batch_size=min(total, batch_size or MOST_AT_A_TIME),
         generator=torch.Generator().manual_seed(seed),
         decoding=decoding,
@@ -259,7 +263,9 @@ def generate(
     names = names or [(video or (image or [out])[0]).stem]
     rate = pipe.config.fps if pipe.abilities.generates_video else None
     written = (
-        [files.write_grid(images, count, out, rate)] if is_file else files.write_files(images, names, seed, out, rate)
+        [files.write_grid(images, per_prompt, out, rate)]
+        if is_file
+        else files.write_files(images, names, seed, out, rate)
     )
     if recorder is not None:
         tokens, decided = recorder.of_image(0)

@@ -146,7 +146,9 @@ def test_other_image_formats_are_written(run, models, suffix):
 
 def test_prompts_are_read_from_a_file_after_those_given(run, models):
     Path("prompts.txt").write_text(f"{PROMPTS[1]}\n\n  {PROMPTS[2]}  \n")
-    assert run("generate", PROMPTS[0], "--file", "prompts.txt", "--model", models / "text", "--out", "x.png")[0] == 0
+    assert (
+        run("generate", PROMPTS[0], "--prompts", "prompts.txt", "--model", models / "text", "--out", "x.png")[0] == 0
+    )
     images = pixels("x.png").reshape(SIZE, 3, SIZE, 3).swapaxes(0, 1)
     np.testing.assert_array_equal(images, expected_images("text", 0, prompt=PROMPTS))
 

@@ -63,7 +63,7 @@ def test_help_groups_the_options_of_a_command(run, monkeypatch):
     panels = options_by_panel(run("generate", "--help")[1])
     assert [*panels] == ["Arguments", "Options", "Image", "Sampling", "Decoding", "Editing", "Video", "Output"]
     every = [option for options in panels.values() for option in options]
-    assert len(every) == len(set(every)) and {"--file", "--count", "--order", "--mask-image"} <= set(every)
+    assert len(every) == len(set(every)) and {"--prompts", "--per-prompt", "--order", "--mask-image"} <= set(every)
     for command in ("bench", "serve", "train lora", "eval generate"):
         panels = options_by_panel(run(*command.split(), "--help")[1])
         assert len(panels) > 3 and max(map(len, panels.values())) <= 8

@@ -264,8 +264,8 @@ def test_what_has_no_end_is_refused_before_it_is_read(tmp_path, monkeypatch):
             open_image(f"--image is {path}, which", path)
         with pytest.raises(ValueError, match=f"^--video is {path}, which"):
             read_video("--video", path)
-        with pytest.raises(ValueError, match=f"^--file is {path}, which {message}"):
-            read_text(path, f"--file is {path}, which")
+        with pytest.raises(ValueError, match=f"^--validation-prompts is {path}, which {message}"):
+            read_text(path, f"--validation-prompts is {path}, which")
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
