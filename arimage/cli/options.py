@@ -147,6 +147,9 @@ Eager = Annotated[
         "--eager", help="Launch the operators of a step one by one. Default on an NVIDIA GPU: as one CUDA graph."
     ),
 ]
+NoMetadata = Annotated[
+    bool, typer.Option("--no-metadata", help="Do not write into pictures and videos how they were made.")
+]
 Steps = Literal["captured", "compiled", "eager"]
 
 

@@ -65,7 +65,7 @@ def test_a_file_without_prompts_is_refused(refused, standard_input, tmp_path, te
 def test_prompts_come_from_the_standard_input_without_their_byte_order_mark(run, standard_input, models):
     standard_input("\ufefftree\n\n".encode())
     code, printed, _ = run("generate", "--prompts", "/dev/stdin", "--model", models / "text")
-    assert code == 0 and printed.split() == ["outputs/tree-0-0.png"]
+    assert code == 0 and printed.split() == ["outputs/tree-0.png"]
 
 
 @pytest.mark.every(2)

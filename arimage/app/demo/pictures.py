@@ -14,8 +14,9 @@ import numpy as np
 from gradio.utils import get_upload_folder
 from PIL import Image, ImageOps, PngImagePlugin
 
-from ...media.files import own_path, to_rgb
+from ...media.files import to_rgb
 from ...media.trace import acceptance_map
+from ...media.writing import own_path
 from ..engine.types import Result
 
 

@@ -6,7 +6,7 @@ from contextlib import closing
 import gradio as gr
 from PIL import Image
 
-from ...media.files import own_path, write_video
+from ...media.writing import own_path, write_video
 from ..engine.types import Refused
 from ..engine.videos import VideoMaker, VideoProgress, VideoRequest
 from . import markup

@@ -13,7 +13,7 @@ from PIL import Image
 from ...decoding import decoding_to_text
 from ...media.film import Film
 from ...pipelines.text.known import Unknown
-from .types import SAMPLING, Cancelled, Progress, Request, Result, image_seeds
+from .types import SAMPLING, Cancelled, Progress, Request, Result, seeds_of
 from .validation import Plan
 
 
@@ -55,7 +55,7 @@ class Ticket:
         self.request, self.plan, self.kind, self.future = request, plan, kind, Future()
         # From here on, only `settle` ends it.
         self.future.set_running_or_notify_cancel()
-        self.seeds = image_seeds(request.seed, request.count)
+        self.seeds = seeds_of(request.seed, request.count)
         self.finished, self.shown = Finished(), 0
         self.calls_per_pass: list[int] = []
         self.turn = 0

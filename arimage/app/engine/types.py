@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
+import torch
 from PIL import Image
 from pydantic import ConfigDict, Field
 
 from ...decoding import Order
-from ...eval.runs.manifest import image_seed
 from ...media.film import Film
 from ...pipelines.kinds.hybrid import MAX_STEPS
+from ...pipelines.seeds import image_seeds
 from ...pipelines.text.known import Unknown
 from ...settings.schema import Share
 
@@ -95,7 +96,7 @@ class Request:
         prompt: for models that generate from text; or the name of a class.
         class_label: for class-conditional models.
         count: number of images.
-        seed: 0 .. 2**53 - 1. Image i has the seed `image_seeds(seed, count)[i]`: `seed` itself for the first.
+        seed: 0 .. 2**53 - 1. Image i has the seed `seeds_of(seed, count)[i]`: `seed` itself for the first.
         decoding: a name with settings, as in "sjd-lazy:window=64".
         guidance_scale, temperature, top_k, top_p, min_p: as in the pipelines; guidance_scale 0 .. 100, temperature
             0.01 .. 100.
@@ -196,7 +197,6 @@ class Result:
     head_calls: int = 0
 
 
-def image_seeds(seed: int, count: int) -> list[int]:
-    """The seed of every image of a request: `seed` itself, then 32 bits of the hash of `seed` and the image's
-    index."""
-    return [seed] + [image_seed(seed, i) % 2**32 for i in range(1, count)]
+def seeds_of(seed: int, count: int) -> list[int]:
+    """The seed of every image of a request, those of the pipelines: `seed` itself is the first."""
+    return image_seeds(torch.Generator().manual_seed(seed), count)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from ...media.files import grid_of, write_video
+from ...media.writing import grid_of, write_video
 from ..engine.types import Refused
 from ..engine.uploads import asked_size
 from ..engine.videos import VideoMaker, VideoRequest

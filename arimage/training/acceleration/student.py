@@ -160,7 +160,7 @@ class StudentTask(PartTask):
             decoding=FlowDecoding(self.settings.window),
             output_type="latent",
         )
-        seeds = pipe.prepare_seeds(torch.Generator().manual_seed(seed), len(index))
+        _, seeds = pipe.prepare_seeds(torch.Generator().manual_seed(seed), len(index))
         found = {"seeds": seeds.cpu(), "tokens": images.tokens.flatten(1).cpu()}
         write_whole(path, lambda file: save_file(found, file, to_metadata(about)))
         return found
