@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..cli.options import CompileSteps, Device, Dtype, Eager, Loras, check_models, number, panels, steps_of
+from ..cli.options import CompileSteps, Device, Dtype, Eager, Loras, NoMetadata, check_models, number, panels, steps_of
 
 
 Models = Annotated[
@@ -94,6 +94,7 @@ def serve(
     dtype: Dtype = "auto",
     compile_steps: CompileSteps = False,
     eager: Eager = False,
+    no_metadata: NoMetadata = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged; info has every request.")
     ] = "info",
@@ -115,7 +116,7 @@ def serve(
     from .engine.types import Limits
 
     tokens = check_tokens(host, token_file, no_auth)
-    limits = Limits(batch=batch_size, queue=queue, output_pixels=max_pixels)
+    limits = Limits(metadata=not no_metadata, batch=batch_size, queue=queue, output_pixels=max_pixels)
     # Without --model, those of videos only where they can be written.
     with_videos = replicas is None and (bool(model) or can_write_mp4())
     names = model_names(model, with_videos)

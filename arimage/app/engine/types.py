@@ -63,6 +63,7 @@ class Limits:
         setting: the largest number in the settings of a decoding.
         positions: number of positions of an image that the settings of a decoding may make a forward pass evaluate.
         batch: number of images generated together.
+        metadata: whether images and videos say how they were made.
         gathering: seconds that an idle engine waits after a request for others that can join the batch.
 
     Raises:
@@ -79,11 +80,12 @@ class Limits:
     setting: int = 128
     positions: int = 256
     batch: int = 8
+    metadata: bool = True
     gathering: float = 0.01
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if name != "gathering" and value is not None and value < 1:
+            if name not in ("gathering", "metadata") and value is not None and value < 1:
                 raise ValueError(f"the limit {name} is {value}: give at least 1")
 
 
@@ -166,7 +168,8 @@ class Result:
     """The result of a request.
 
     Attributes:
-        images: the finished images.
+        images: the finished images. The `info` of each holds its metadata under `media.metadata.KEY`, unless the
+            limits leave them out.
         seeds: the seed of each image; a request for one image with that seed generates it again.
         passes: forward passes in which its images were generated.
         tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
