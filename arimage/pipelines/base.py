@@ -15,7 +15,7 @@ from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.utils import logging
 from PIL import Image
 
-from ..decoding import AutoregressiveDecoding, Decoding, Sampling, decoding_names
+from ..decoding import PRESETS, AutoregressiveDecoding, Decoding, Sampling, decoding_names
 from ..decoding.contract.supports import Traits
 from ..models.layers import refine_norms
 from ..models.mixin import align_weights
@@ -162,6 +162,8 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
         Raises:
             ValueError: if it is neither, or the decoding is not hashable.
         """
+        if isinstance(decoding, str) and (name := decoding.partition(":")[0]) not in PRESETS:
+            raise ValueError(f"unknown decoding {name[:80]!r}: this model runs {', '.join(self.decoding_names)}")
         return as_decoding(decoding, self._own_decoding)
 
     @property

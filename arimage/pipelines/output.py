@@ -16,7 +16,7 @@ def passes_text(count: int) -> str:
     return "1 forward pass" if count == 1 else f"{count} forward passes"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DecodingStats:
     """Statistics of a call.
 
@@ -55,6 +55,9 @@ class DecodingStats:
     decoder_steps: int
     steps: str
     accepted: torch.LongTensor
+
+    def __repr__(self) -> str:
+        return f"DecodingStats({self.summary}, {'exact' if self.exact else 'lossy'})"
 
     @property
     def summary(self) -> str:
