@@ -47,10 +47,11 @@ class LoadedModel:
         pipe: the pipeline, on `offload_device`.
         load_device: where it generates.
         offload_device: where its weights are while others need the memory.
+        name: what it was loaded by.
     """
 
-    def __init__(self, pipe, load_device: torch.device, offload_device: torch.device):
-        self.pipe = pipe
+    def __init__(self, pipe, load_device: torch.device, offload_device: torch.device, name: str):
+        self.pipe, self.name = pipe, name
         parts = torch.nn.ModuleList(part for part in pipe.components.values() if isinstance(part, torch.nn.Module))
         size = sum(each.nbytes for each in [*parts.parameters(), *parts.buffers()])
         self.patcher = ModelPatcher(ArimageWeights(pipe), load_device, offload_device, size=size)
@@ -167,6 +168,21 @@ def condition(pipe, prompt: str, count: int = 1) -> dict:
     return {"class_labels": [int(prompt) if prompt.strip().isdigit() else prompt.strip()] * count}
 
 
+def settings_of(model: LoadedModel, settings: dict, subject: dict, images: torch.Tensor, seeds: list[int]) -> str:
+    """How each image [B, H, W, 3] was made, a line of JSON each, as all of arimage writes it into pictures."""
+    from arimage.cli.made import notes_of
+    from arimage.decoding import decoding_to_text
+
+    pipe = model.pipe
+    names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p", "num_inference_steps")
+    every = dict.fromkeys(name for name in names if pipe.abilities.accepts(name)) | settings
+    every |= {"decoding": settings["decoding"] or decoding_to_text(pipe.decoding), "batch_size": len(seeds)}
+    reads = bool(settings["made_from"] and pipe.abilities.max_references)
+    about = every | {"model": model.name, "lora": None}
+    texts, _ = notes_of(pipe, about, [subject], to_pictures(images), seeds, reads)
+    return "\n".join(texts)
+
+
 def count_edits(pipe, images: list | None, masks: list | None) -> int:
     """How many prompts a call needs, so that every image is used: each of a batch is edited with its mask, or with the
     only one. Without a mask they are references: one per prompt, or all of them for one."""
@@ -224,7 +240,7 @@ class LoadModel(io.ComfyNode):
             dtype = str(fast_dtype(str(load))).removeprefix("torch.")
         pipe = load_pipeline(name, str(offload), dtype, videos=True, continues=True)
         pipe.set_progress_bar_config(disable=True)
-        return io.NodeOutput(LoadedModel(pipe, load, offload))
+        return io.NodeOutput(LoadedModel(pipe, load, offload, name))
 
 
 class ChooseDecoding(io.ComfyNode):
@@ -282,6 +298,7 @@ class GenerateImages(io.ComfyNode):
                 io.Image.Output(display_name="images"),
                 Tokens.Output(display_name="tokens"),
                 io.String.Output(display_name="stats"),
+                io.String.Output(display_name="settings", tooltip="For Save image with AR settings"),
             ],
         )
 
@@ -323,7 +340,18 @@ class GenerateImages(io.ComfyNode):
         )
         images = out.images.float().permute(0, 2, 3, 1).cpu()
         progress.finish(images[0])
-        return io.NodeOutput(images, GeneratedTokens(pipe, progress.call, progress.decoded), out.stats.summary)
+        inputs = {"image": pictures, "mask_image": masks}
+        settings = {
+            **given(pipe, {"negative_prompt": negative_prompt, **sampling}),
+            "decoding": decoding,
+            "made_from": [name for name, used in inputs.items() if used] or None,
+        }
+        subject = {name: value[0] for name, value in condition(pipe, prompt).items()}
+        texts = settings_of(
+            model, settings, {name.replace("labels", "label"): one for name, one in subject.items()}, images, out.seeds
+        )
+        tokens = GeneratedTokens(pipe, progress.call, progress.decoded)
+        return io.NodeOutput(images, tokens, out.stats.summary, texts)
 
 
 class GenerateVideo(io.ComfyNode):
@@ -405,4 +433,38 @@ class DecodeTokens(io.ComfyNode):
         return io.NodeOutput(torch.stack(list(images)).permute(0, 2, 3, 1).cpu())
 
 
-NODES = [LoadModel, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens]
+class SaveImages(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageSave",
+            display_name="Save image with AR settings",
+            category=CATEGORY,
+            description="Saves images as PNG files that say how they were made, for `arimage generate --from`.",
+            inputs=[
+                io.Image.Input("images"),
+                io.String.Input("settings", force_input=True),
+                io.String.Input("filename_prefix", default="arimage"),
+            ],
+            outputs=[],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, images, settings, filename_prefix):
+        check_installed()
+        from arimage.media.metadata import saving
+
+        pictures, texts, saved = to_pictures(images), settings.split("\n"), []
+        if len(pictures) != len(texts):
+            raise ValueError(f"images holds {len(pictures)} and settings {len(texts)}: connect both to one node")
+        output, size = folder_paths.get_output_directory(), pictures[0].size
+        folder, name, number, subfolder, _ = folder_paths.get_save_image_path(filename_prefix, output, *size)
+        for count, (picture, text) in enumerate(zip(pictures, texts, strict=True), number):
+            file = f"{name}_{count:05}_.png"
+            picture.save(Path(folder) / file, **saving(".png", text))
+            saved.append({"filename": file, "subfolder": subfolder, "type": "output"})
+        return io.NodeOutput(ui={"images": saved})
+
+
+NODES = [LoadModel, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens, SaveImages]
