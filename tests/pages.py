@@ -63,7 +63,7 @@ def defined_names(code: str) -> set[str]:
     """The names that a snippet assigns, imports or takes as arguments."""
     nodes = list(ast.walk(ast.parse(code)))
     defined = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     defined |= {argument.arg for node in nodes if isinstance(node, ast.arguments) for argument in node.args}
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -252,7 +252,7 @@ COMMANDS = [
     (0, ["decodings"]),
     (2, ["generate", "a red heart", "--nonesuch"]),
     (2, ["generate", "a red heart", "--model", "nonesuch"]),
-    (2, ["generate", "--file", "nonesuch.txt"]),
+    (2, ["generate", "--prompts", "nonesuch.txt"]),
     (2, ["generate", "a red heart", "--decoding", "nonesuch"]),
     (2, ["generate", "a red heart", "--decoding", "sjd:nonesuch=3"]),
     (2, ["bench", "--decoding", "ar", "--decoding", "nonesuch", "--out", "nonesuch"]),

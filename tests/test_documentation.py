@@ -13,6 +13,7 @@ from pages import blocks, name, prose, read
 import arimage
 from arimage.auto import find_model
 from arimage.cli import main as cli
+from arimage.media.metadata import Metadata
 
 
 GUIDES = [
@@ -143,6 +144,8 @@ def test_every_file_names_this_version():
 def test_shown_commands_are_complete_and_named_ones_exist(path, monkeypatch):
     # A page may show names in the place of the reader's own model and files.
     monkeypatch.setattr("arimage.cli.options.find_model", lambda name: None)
+    made = Metadata(version=arimage.__version__, model="emoji-arpg", seed=0)
+    monkeypatch.setattr("arimage.media.files.read_metadata", lambda name, path: made)
     for what in ("is_file", "is_dir"):
         monkeypatch.setattr(Path, what, lambda path: True)
     for command in shown_commands(read(path)):

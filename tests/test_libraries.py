@@ -18,7 +18,8 @@ from torch import nn
 
 from arimage.app.server.state import RETRY_SECONDS
 from arimage.decoding import Sampling
-from arimage.media.files import read_video, write_video
+from arimage.media.files import read_video
+from arimage.media.writing import write_video
 
 
 PAGE = ROOT / "docs" / "libraries.md"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..cli.options import CompileSteps, Device, Dtype, Eager, Loras, check_models, number, panels, steps_of
+from ..cli.options import CompileSteps, Device, Dtype, Eager, Loras, NoMetadata, check_models, number, panels, steps_of
 from .config import read_config
 
 
@@ -32,7 +32,7 @@ Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
 @panels(
     access="host port uds token_file no_auth ssl_certfile ssl_keyfile allow_origin",
     behind_a_proxy="root_path base_url",
-    limits="batch queue max_pixels requests_per_minute images_per_client drain_seconds",
+    limits="batch_size queue max_pixels requests_per_minute images_per_client drain_seconds",
     replicas="replicas max_replicas",
     adapters="lora lora_root",
     other_clients="alias lenient",
@@ -66,7 +66,7 @@ def serve(
     base_url: Annotated[
         str | None, typer.Option(help="Start of the URLs of images, if a proxy does not say what clients use.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Images generated together.")] = 8,
+    batch_size: Annotated[int, number("Images generated at a time.", most=10**4)] = 8,
     queue: Annotated[int, typer.Option(help="Requests that may wait. Clients share the places.")] = 64,
     max_pixels: Annotated[
         int | None, typer.Option(help="Width times height of the largest image. Default: all sizes of the models.")
@@ -116,6 +116,7 @@ def serve(
     dtype: Dtype = "auto",
     compile_steps: CompileSteps = False,
     eager: Eager = False,
+    no_metadata: NoMetadata = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged; info has every request.")
     ] = "info",
@@ -140,7 +141,7 @@ def serve(
     from .engine.types import Limits
 
     tokens = check_tokens(host, token_file, no_auth)
-    limits = Limits(batch=batch, queue=queue, output_pixels=max_pixels)
+    limits = Limits(metadata=not no_metadata, batch=batch_size, queue=queue, output_pixels=max_pixels)
     # Without --model, those of videos only where they can be written.
     with_videos = bool(model) or can_write_mp4()
     names = model_names(model, with_videos)

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from ..auto import class_names, find_model, packaged_folders, published_models
 from ..decoding.names import PRESETS, defaults_of
-from ..media.texts import composed
+from ..media.texts import as_words
 from ..pipelines.saving.saved_folder import stored_elsewhere
 from ..pipelines.text.known import load_known
 from ..published.registry import PUBLISHED, size_text
@@ -23,7 +24,7 @@ def models(
     name: Annotated[
         str | None, typer.Argument(help="List what this model knows: installed, downloaded, or in a folder.")
     ] = None,
-    search: Annotated[str | None, typer.Option(help="List only what has this in its captions.")] = None,
+    search: Annotated[str | None, typer.Option(help="List only what has these words in its captions.")] = None,
 ) -> None:
     """List the models that have a name, with what they download and take of the disk; or, with a name, what that model
     knows."""
@@ -98,9 +99,7 @@ def _list_known(model: str, search: str | None) -> None:
     if known is None and labels is None:
         raise ValueError(f"{model} has no list of what it knows: it generates from any text, or from class ids")
     captions = known.learned if known else {f"{i} {name}": [] for i, name in enumerate(labels or [])}
-    wanted = composed((search or "").casefold())
-    texts = {name: [composed(one.casefold()) for one in (name, *others)] for name, others in captions.items()}
-    names = [name for name, its in texts.items() if any(wanted in text for text in its)]
+    names = [*captions] if search is None else _found(search, captions)
     if not names:
         raise ValueError(f"nothing that {model} knows contains {search!r}: search for another word")
     if not sys.stdout.isatty():
@@ -113,6 +112,23 @@ def _list_known(model: str, search: str | None) -> None:
     console.print(Columns(map(console.render_str, names), column_first=True, padding=(0, 3)))
     if known and known.combined():
         console.print(f"\n{known.combined()}")
+
+
+def _found(search: str, captions: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names that have the words of `search` next to each other, and after those that only a further caption has
+    them for, this caption."""
+    wanted, found = as_words(search), []
+
+    def has(text: str) -> bool:
+        words = as_words(text)
+        return any(words[place : place + len(wanted)] == wanted for place in range(len(words)))
+
+    for name, others in captions.items():
+        if has(name):
+            found.append(name)
+        elif reason := next(filter(has, others), None):
+            found.append(f"{name} ({reason})")
+    return found
 
 
 def _setting_text(value) -> str:

@@ -146,6 +146,9 @@ Eager = Annotated[
         "--eager", help="Launch the operators of a step one by one. Default on an NVIDIA GPU: as one CUDA graph."
     ),
 ]
+NoMetadata = Annotated[
+    bool, typer.Option("--no-metadata", help="Do not write into pictures and videos how they were made.")
+]
 Steps = Literal["captured", "compiled", "eager"]
 
 
@@ -160,8 +163,8 @@ def steps_of(compile_steps: bool, eager: bool) -> Steps:
 NARROW = {"int8": "int8", "float8": "float8_e4m3fn"}
 
 
-def number(help: str, least: float = 1, most: float = 10**6):
-    """An option for a number from `least` to `most`."""
+def number(help: str, least: float = 1, most: float = 10**6, names: tuple[str, ...] = ()):
+    """An option for a number from `least` to `most`; `names` if they are not those of the parameter."""
 
     def check(option: typer.CallbackParam, value):
         # "nan" is in no range.
@@ -169,7 +172,7 @@ def number(help: str, least: float = 1, most: float = 10**6):
             raise ValueError(f"{option.opts[0]} is {value}: give a number from {least:,} to {most:,}")
         return value
 
-    return typer.Option(callback=check, help=help)
+    return typer.Option(*names, callback=check, help=help)
 
 
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same images.")]

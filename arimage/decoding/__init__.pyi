@@ -10,6 +10,7 @@ from .autoregressive import AutoregressiveDecoding as AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding as CollaborativeDecoding
 from .continuous.path_jacobi import PathJacobiDecoding as PathJacobiDecoding
 from .continuous.path_speculative import PathSpeculativeDecoding as PathSpeculativeDecoding
+from .contract.cache import Cache as Cache
 from .contract.distribution import LatentSampling as LatentSampling, Sampling as Sampling
 from .contract.layout import Layout as Layout
 from .contract.models import (

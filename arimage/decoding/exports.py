@@ -2,6 +2,7 @@
 
 EXPORTS = {
     "AutoregressiveDecoding": "autoregressive",
+    "Cache": "contract.cache",
     "CausalLatentModel": "contract.models",
     "CollaborativeDecoding": "collaborative",
     "ConfidenceDecoding": "masked.confidence",

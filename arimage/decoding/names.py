@@ -2,6 +2,7 @@
 check them without importing torch."""
 
 import ast
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -98,7 +99,9 @@ PARTS = {"acceptance": ACCEPTANCES, "sampler": ("HaltonDecoding", "ConfidenceDec
 def check_name(name: str) -> None:
     """Raise a `ValueError` if no decoding has this name."""
     if name not in PRESETS:
-        raise ValueError(f"unknown decoding {name!r}; available: {', '.join(PRESETS)}")
+        nearest = get_close_matches(name, PRESETS, n=4, cutoff=0.5)
+        remedy = f"the nearest are {', '.join(nearest)}, and " if nearest else ""
+        raise ValueError(f"unknown decoding {name[:80]!r}: {remedy}`arimage decodings` lists all")
 
 
 @cache

@@ -43,6 +43,7 @@ from ..cli.options import (
 )
 from ..settings.schema import LARGEST
 from .options import (
+    PER_PROMPT,
     BatchSize,
     Classes,
     DryRun,
@@ -327,7 +328,9 @@ def bench(
     per_prompt: Annotated[
         int | None,
         number(
-            "Images per prompt or class. Default: 1 with --prompts, else as many as five calls generate.", most=LARGEST
+            "Images per prompt or class. Default: 1 with --prompts, else as many as five calls generate.",
+            most=LARGEST,
+            names=PER_PROMPT,
         ),
     ] = None,
     seed: Seed = 0,

@@ -27,7 +27,8 @@ Prompts = Annotated[
         "with one prompt per line, or the name of installed prompts."
     ),
 ]
-PerPrompt = Annotated[int, number("Images per prompt.", most=LARGEST)]
+PER_PROMPT = ("--per-prompt", "-n")
+PerPrompt = Annotated[int, number("Images per prompt or class.", most=LARGEST, names=PER_PROMPT)]
 Classes = Annotated[int | None, number("Generate the classes 0 to N - 1 instead of prompts.", most=LARGEST)]
 PerClass = Annotated[int, number("Images per class.", most=LARGEST)]
 BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]

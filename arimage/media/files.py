@@ -1,4 +1,4 @@
-"""Files of images and videos, in and out. Heavy imports stay inside the functions, as in `arimage.cli.main`.
+"""Files of images and videos, read. Heavy imports stay inside the functions, as in `arimage.cli.main`.
 
 Every file goes through `open_image`, every image from outside through `to_rgb`, and every mask through `to_mask`.
 `name` begins the sentence of an error: "image", or "--image is x.png, which".
@@ -7,6 +7,7 @@ Every file goes through `open_image`, every image from outside through `to_rgb`,
 import importlib.util
 import io
 import re
+import subprocess
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -21,7 +22,6 @@ from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
 
 from ..settings.schema import MAX_BYTES, check_regular
 from .colours import SPACE, as_rgba, eight_bits, in_srgb
-from .folders import replacing
 from .limits import (
     MAX_FRAMES,
     MAX_VIDEO_PIXELS,
@@ -29,6 +29,7 @@ from .limits import (
     too_much,
     too_much_exif,
 )
+from .metadata import Metadata, from_text, in_comment, in_image
 
 
 # Formats that are read. Pillow has more decoders: some start other programs, and some are hardly used.
@@ -47,10 +48,8 @@ TURNS = {
 ANIMATED_SUFFIXES = (".gif", ".webp", ".png")
 # How ffmpeg converts colours: its quick ways darken a video by a level each time that it is read.
 SCALER = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
-# What `write_video` notes in a file whose format stores equal frames once.
-NOTE = re.compile(r"(\d{1,6}) frames")
-# Of a sheet of images.
-MAX_COLUMNS = 8
+# What `write_video` notes in a file whose format stores equal frames once, in the first line of a comment.
+NOTE = re.compile(r"(\d{1,6}) frames(?:\n|$)")
 
 
 @contextmanager
@@ -160,6 +159,38 @@ def _exif(image: Image.Image) -> Image.Exif:
     return image.getexif()
 
 
+def read_metadata(name: str, path: Path) -> Metadata:
+    """How the picture or video in a file was made.
+
+    Raises:
+        ValueError: if it cannot be read, or does not say so as arimage does, with a sentence that begins with `name`.
+    """
+    _check_file(name, path, None)
+    with _reading(name), path.open("rb") as file:
+        head = file.read(12)
+    if head[4:8] == b"ftyp" and head[8:] != b"avif":
+        return from_text(name, in_comment(_comment(name, path)))
+    with open_image(name, path) as image, _reading(name):
+        text = in_image(image.info, _exif(image))
+    return from_text(name, text)
+
+
+def _comment(name: str, path: Path) -> str:
+    """The comment in an MP4 file."""
+    _check_mp4(name)
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    command = [get_ffmpeg_exe(), "-v", "error", "-i", str(path.absolute()), "-f", "ffmetadata", "-"]
+    with _reading(name):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        if done.returncode:
+            raise ValueError(done.stderr.decode("utf-8", "replace"))
+    found = re.search(
+        r"^comment=((?:[^\\\n]|\\.)*)$", done.stdout.decode("utf-8", "replace"), re.DOTALL | re.MULTILINE
+    )
+    return re.sub(r"\\(.)", r"\1", found[1], flags=re.DOTALL) if found else ""
+
+
 # Masks
 
 
@@ -230,6 +261,11 @@ def check_mp4(option: str, path: Path) -> None:
         )
 
 
+def _check_mp4(name: str) -> None:
+    if not can_write_mp4():
+        raise ValueError(f"{name} needs imageio: pip install 'arimage[video]', or give .webp or .gif files")
+
+
 def read_video(option: str, path: Path, fps: int | None = None, count: int | None = None) -> list[Image.Image]:
     """The frames of a video, or of an animated GIF, WebP or PNG, in mode RGB as `to_rgb` gives them.
 
@@ -254,7 +290,7 @@ def _animation(name: str, source: Path | IO[bytes]) -> tuple[list[Image.Image], 
     with open_image(name, source) as file:
         shown = list(_frames(name, file))
         with _reading(name):
-            note = NOTE.fullmatch(_note(file))
+            note = NOTE.match(_note(file))
     durations, precision = [duration for _, duration in shown], 10 if file.format == "GIF" else 1
     repeats = _repeats(durations, int(note[1]) if note else 0, precision)
     check_pixels(name, file, sum(repeats))
@@ -304,8 +340,7 @@ def _frames_of(name: str, source: Path | bytes, fps: int | None, count: int | No
         else:
             places = _at_rate(durations, repeats, precision, fps)
         return [frames[place] for place in islice(places, count)]
-    if not can_write_mp4():
-        raise ValueError(f"{name} needs imageio: pip install 'arimage[video]', or give .webp or .gif files")
+    _check_mp4(name)
     # ffmpeg reads files, not bytes.
     with nullcontext(source) if isinstance(source, Path) else _written(source) as path:
         return _decoded(name, path, fps, count)
@@ -398,93 +433,3 @@ def _note(file: Image.Image) -> str:
     # GIF has comments, WebP has EXIF data.
     note = file.info.get("comment") or _exif(file).get(ExifTags.Base.ImageDescription, "")
     return note.decode("latin-1") if isinstance(note, bytes) else str(note)
-
-
-def write_video(frames: list[Image.Image], path: Path, fps: int) -> None:
-    """Write frames as .mp4, or as an animated .gif or .webp that repeats, which round the time of a frame to 10 and 1
-    ms."""
-    if path.suffix.lower() == ".mp4":
-        _encode(frames, path, fps)
-        return
-    step = 10 if path.suffix.lower() == ".gif" else 1
-    exif, note = Image.Exif(), f"{len(frames)} frames"
-    exif[ExifTags.Base.ImageDescription] = note
-    with replacing(path) as file:
-        frames[0].save(
-            file,
-            save_all=True,
-            append_images=frames[1:],
-            duration=step * max(1, round(1000 / fps / step)),
-            loop=0,
-            quality=90,
-            method=4,
-            comment=note,
-            exif=exif,
-        )
-
-
-def _encode(frames: list[Image.Image], path: Path, fps: int) -> None:
-    from imageio_ffmpeg import write_frames
-
-    # Players guess the matrix of a video that does not name it by its height. H.264 has even sides.
-    options = ["-vf", f"scale=ceil(iw/2)*2:ceil(ih/2)*2:{SCALER}", "-colorspace", "smpte170m", "-color_range", "tv"]
-    with replacing(path) as file:
-        writer = write_frames(
-            str(file.absolute()), frames[0].size, fps=fps, macro_block_size=1, ffmpeg_log_level="error",
-            output_params=options,
-        )  # fmt: skip
-        with closing(writer):
-            writer.send(None)
-            for frame in frames:
-                writer.send(frame.convert("RGB").tobytes())
-
-
-def grid_of(images: list[Image.Image], rows: int) -> Image.Image:
-    """Images in `rows` rows."""
-    from diffusers.utils import make_image_grid
-
-    return make_image_grid(images, rows=rows, cols=len(images) // rows)
-
-
-def sheet_of(images: list[Image.Image], count: int) -> Image.Image:
-    """Images, `count` for each prompt, as one: a row per prompt, or the fewest rows of at most eight images. A prompt
-    begins a row, and the cells after its last image are white."""
-    together = count if count > 1 else len(images)
-    # Without empty cells where four or more columns allow it.
-    columns = next(
-        (n for n in range(min(together, MAX_COLUMNS), 3, -1) if together % n == 0), min(together, MAX_COLUMNS)
-    )
-    cells: list[Image.Image] = []
-    for begin in range(0, len(images), together):
-        cells += images[begin : begin + together]
-        cells += [Image.new("RGB", images[0].size, "white")] * (-together % columns)
-    return grid_of(cells, len(cells) // columns)
-
-
-def write_grid(images: list, count: int, path: Path, fps: int | None = None) -> Path:
-    """Write images, `count` for each prompt, as one; or, with frames per second, videos of equally many frames as
-    one."""
-    if fps is None:
-        with replacing(path) as file:
-            sheet_of(images, count).save(file)
-    else:
-        write_video([sheet_of(list(frames), count) for frames in zip(*images, strict=True)], path, fps)
-    return path
-
-
-def write_files(images: list, names: list[str], seed: int, folder: Path, fps: int | None = None) -> list[Path]:
-    """Write every image to a file of its own, or every video with frames per second; each of `names` has equally
-    many."""
-    suffix = ".png" if fps is None else ".mp4" if can_write_mp4() else ".webp"
-    count = len(images) // len(names)
-    slugs = [re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "image" for name in names]
-    return [
-        write_grid([image], 1, folder / f"{slugs[i // count]}-{seed}-{i}{suffix}", fps)
-        for i, image in enumerate(images)
-    ]
-
-
-def own_path(name: str, suffix: str, folder: str) -> Path:
-    """For a file in a folder of its own in `folder`, named after the letters in `name`."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:80] or "image"
-    return Path(tempfile.mkdtemp(dir=folder)) / f"{slug}{suffix}"

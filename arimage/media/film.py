@@ -9,8 +9,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from ..pipelines.output import passes_text
-from .files import own_path
 from .trace import FAINT, INK, PAPER, write_animation
+from .writing import own_path
 
 
 # How long a film takes without its last frame, in milliseconds, and how long the last frame is shown.

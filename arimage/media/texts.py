@@ -16,7 +16,7 @@ ARTICLES = frozenset(("a", "an", "the"))
 
 def read_text(path: Path, name: str | None = None) -> str:
     """The text of a file in UTF-8, or in UTF-16 with a byte order mark, as Notepad and PowerShell write them. The mark
-    is not part of the text. `name` begins the sentence of an error: "--file is x.txt, which"; by default it is the
+    is not part of the text. `name` begins the sentence of an error: "--classes is x.txt, which"; by default it is the
     path.
 
     Raises:

@@ -106,6 +106,13 @@ MASKS = {
     "negative_prompt_attention_mask": "negative_prompt_embeds",
 }
 
+# What to do without arguments that pipelines of diffusion models have.
+REMEDIES = {
+    "seed": "give generator=torch.Generator().manual_seed(...)",
+    "strength": "a token is kept or generated again, where mask_image says so",
+    "num_inference_steps": "there is no scheduler, a step is one forward pass, and the decoding sets their number",
+}
+
 P = ParamSpec("P")
 Pipe = TypeVar("Pipe")
 Output = TypeVar("Output")
@@ -190,7 +197,9 @@ def _bound(function: Any, pipe: Any, args: tuple, kwargs: dict[str, Any]) -> dic
         given = function.__signature__.bind(pipe, *args, **kwargs).arguments
     except TypeError as error:
         shown = f"{type(pipe).__name__}.{function.__name__}"
-        raise TypeError(f"{shown}() {error}: help({shown}) lists what it takes") from None
+        unknown = [name for name in kwargs if name not in function.__signature__.parameters]
+        remedy = REMEDIES.get(unknown[0]) if unknown else None
+        raise TypeError(f"{shown}() {error}: {remedy or f'help({shown}) lists what it takes'}") from None
     del given["self"]
     for mask, masked in MASKS.items():
         if given.get(mask) is not None and given.get(masked) is None:

@@ -15,7 +15,7 @@ from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.utils import logging
 from PIL import Image
 
-from ..decoding import AutoregressiveDecoding, Decoding, Sampling, decoding_names
+from ..decoding import PRESETS, AutoregressiveDecoding, Decoding, Sampling, decoding_names
 from ..decoding.contract.supports import Traits
 from ..models.layers import refine_norms
 from ..models.mixin import align_weights
@@ -30,6 +30,7 @@ from .output import ImagePipelineOutput, Tokens
 from .pictures.images import known_tokens, prepare_image, round_levels_down
 from .quantized import quantize_weights
 from .saving.mixin import SavingMixin
+from .seeds import image_seeds, noise_key
 from .text.checks import as_decoding, as_texts, with_dtype
 from .text.known import KnownCaptions
 
@@ -161,6 +162,8 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
         Raises:
             ValueError: if it is neither, or the decoding is not hashable.
         """
+        if isinstance(decoding, str) and (name := decoding.partition(":")[0]) not in PRESETS:
+            raise ValueError(f"unknown decoding {name[:80]!r}: this model runs {', '.join(self.decoding_names)}")
         return as_decoding(decoding, self._own_decoding)
 
     @property
@@ -334,15 +337,20 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
         images = num_images_per_prompt
         if not isinstance(images, numbers.Integral) or not 1 <= images <= MAX_IMAGES_PER_PROMPT or images is True:
             raise ValueError(f"{self.per_prompt} is {images!r}: give a whole number from 1 to {MAX_IMAGES_PER_PROMPT}")
+        image_seeds, seeds = self.prepare_seeds(generator, count * images)
         return GenerationCall(
             sampling=self.sampling(**sampling),
-            seeds=self.prepare_seeds(generator, count * images),
+            seeds=seeds,
+            image_seeds=image_seeds,
             size=size,
             num_images_per_prompt=int(images),
         )
 
-    def prepare_seeds(self, generator: torch.Generator | list[torch.Generator] | None, batch: int) -> torch.LongTensor:
-        """One seed per image, int64 [batch], all from one generator or each from its own in a list."""
+    def prepare_seeds(
+        self, generator: torch.Generator | list[torch.Generator] | None, batch: int
+    ) -> tuple[list[int], torch.LongTensor]:
+        """The `image_seeds` of a batch, all from one generator or each from its own in a list, and the keys of their
+        random numbers, int64 [batch]."""
         generators: Sequence[Any] = generator if isinstance(generator, list | tuple) else [generator]
         listed = generators is generator
         if not all(isinstance(one, torch.Generator) or (one is None and not listed) for one in generators):
@@ -351,12 +359,11 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
             raise ValueError(
                 f"generator holds {len(generators)} for {batch} images: give one per image, or a single one"
             )
-        count, device = 1 if listed else batch, self._execution_device
-        seeds = [
-            torch.randint(2**63 - 1, (count,), generator=one, device="cpu" if one is None else one.device)
-            for one in generators
-        ]
-        return torch.cat([each.to(device) for each in seeds])
+        count = 1 if listed else batch
+        used = [torch.default_generator if one is None else one for one in generators]
+        found = [(seed, one.device) for one in used for seed in image_seeds(one, count)]
+        keys = torch.tensor([noise_key(*each) for each in found], device=self._execution_device)
+        return [seed for seed, _ in found], keys
 
     def check_known(self, prompt: str | list[str] | None) -> None:
         """Warn once about every prompt that is not among `known_captions`."""

@@ -68,7 +68,8 @@ class GenerationCall:
     Attributes:
         model: the `TokenModel`, `ScaleModel`, `VectorModel` or `LatentModel` with the conditions of the images.
         sampling: the `Sampling` of the tokens; its `forced` tokens are the given tokens of an edited image.
-        seeds: int64 [B], one seed per image.
+        seeds: int64 [B], the key of the random numbers of each image.
+        image_seeds: the seed of each image, see `seeds.image_seeds`.
         size: height and width of the images in pixels.
         num_images_per_prompt: images per prompt or class.
         pixels: for an edit, the given images, float32 [B, 3, H, W] in [-1, 1].
@@ -85,6 +86,7 @@ class GenerationCall:
     sampling: Sampling
     seeds: torch.LongTensor
     size: tuple[int, int]
+    image_seeds: list[int] = field(default_factory=list)
     num_images_per_prompt: int = 1
     model: Model = None  # pyright: ignore[reportAssignmentType] `bind` sets it
     pixels: torch.Tensor | None = None

@@ -16,7 +16,7 @@ def passes_text(count: int) -> str:
     return "1 forward pass" if count == 1 else f"{count} forward passes"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DecodingStats:
     """Statistics of a call.
 
@@ -57,6 +57,9 @@ class DecodingStats:
     steps: str
     accepted: torch.LongTensor
 
+    def __repr__(self) -> str:
+        return f"DecodingStats({self.summary}, {'exact' if self.exact else 'lossy'})"
+
     @property
     def summary(self) -> str:
         """The figures of a call in one line."""
@@ -80,11 +83,14 @@ class ImagePipelineOutput(BaseOutput):
             the image, a list of grids, coarse to fine; for a model of continuous tokens, the latents of its image
             tokenizer, float32 [B, C, h, w].
         stats: see `DecodingStats`.
+        seeds: the B seeds of the images: the same call for one of them, with `torch.Generator().manual_seed(seed)`,
+            generates it again.
     """
 
     images: list[Image.Image] | np.ndarray | torch.Tensor | Tokens
     tokens: Tokens
     stats: DecodingStats
+    seeds: list[int]
 
 
 @dataclass
@@ -97,8 +103,10 @@ class VideoPipelineOutput(BaseOutput):
         tokens: int64 [B, t, h, w], the tokens in their places, given maps included. For a next-scale model, a list of
             maps of bits [B, t, h, w, n], one per pass.
         stats: see `DecodingStats`.
+        seeds: the B seeds of the videos, as those of `ImagePipelineOutput`.
     """
 
     frames: list[list[Image.Image]] | np.ndarray | torch.Tensor | Tokens
     tokens: Tokens
     stats: DecodingStats
+    seeds: list[int]

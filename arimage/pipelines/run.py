@@ -68,7 +68,7 @@ class CallRun:
         elif call.output_type != "pil":
             images = np.stack(images) if call.output_type == "np" else torch.stack(images)
         pipe.maybe_free_model_hooks()
-        return pipe._output(images, tokens, self.stats()) if self._return_dict else (images,)
+        return pipe._output(images, tokens, self.stats(), call.image_seeds) if self._return_dict else (images,)
 
     def stats(self) -> DecodingStats:
         accepted = torch.nn.utils.rnn.pad_sequence(self._accepted)

@@ -21,6 +21,8 @@ FOLDER = "arimage"
 OF_MODEL = "default"
 # The largest number that a field of ComfyUI's page holds exactly.
 MAX_SEED = 2**53 - 1
+# Pictures that an image may be made from.
+INPUTS = ("image", "mask_image", "image_reference")
 # Previews take at most this part of the time.
 PREVIEW_SHARE = 0.1
 MISSING = "arimage is not installed"
@@ -51,15 +53,16 @@ class LoadedModel:
         pipe: the pipeline, on `offload_device`.
         load_device: where it generates.
         offload_device: where its weights are while others need the memory.
+        name: what it was loaded by.
 
     Attributes:
-        loras: the adapters that are active when this one generates, and their strengths, by name. Those that share
-            the pipeline may have others.
+        loras: files and strengths of the adapters that are active when this one generates, by their names in the
+            pipeline. Models that share the pipeline may have others.
     """
 
-    def __init__(self, pipe, load_device: torch.device, offload_device: torch.device):
-        self.pipe = pipe
-        self.loras: dict[str, float] = {}
+    def __init__(self, pipe, load_device: torch.device, offload_device: torch.device, name: str):
+        self.pipe, self.name = pipe, name
+        self.loras: dict[str, tuple[Path, float]] = {}
         parts = torch.nn.ModuleList(part for part in pipe.components.values() if isinstance(part, torch.nn.Module))
         size = sum(each.nbytes for each in [*parts.parameters(), *parts.buffers()])
         self.patcher = ModelPatcher(ArimageWeights(pipe), load_device, offload_device, size=size)
@@ -71,7 +74,7 @@ class LoadedModel:
         if name not in {each for names in self.pipe.get_list_adapters().values() for each in names}:
             self.pipe.load_lora_weights(file, adapter_name=name)
         model = copy.copy(self)
-        model.loras = {**self.loras, name: strength}
+        model.loras = {**self.loras, name: (file, strength)}
         return model
 
     def ready(self):
@@ -79,7 +82,7 @@ class LoadedModel:
         management.load_models_gpu([self.patcher], force_full_load=True)
         if self.loras:
             self.pipe.enable_lora()
-            self.pipe.set_adapters(list(self.loras), list(self.loras.values()))
+            self.pipe.set_adapters(list(self.loras), [strength for _, strength in self.loras.values()])
         elif self.pipe.get_list_adapters():
             self.pipe.disable_lora()
         return self.pipe
@@ -211,6 +214,28 @@ def condition(pipe, prompts: list[str], count: int = 1) -> dict:
     return {"class_labels": [int(text) if text.strip().isdigit() else text.strip() for text in prompts]}
 
 
+def settings_of(model: LoadedModel, settings: dict, subjects: dict, images: torch.Tensor, seeds: list[int]) -> str:
+    """How each image [B, H, W, 3] was made, a line of JSON each, as all of arimage writes it into pictures.
+
+    Args:
+        subjects: the prompts or classes of the call, as `condition` returns them.
+    """
+    from arimage.cli.made import notes_of
+    from arimage.decoding import decoding_to_text
+
+    pipe = model.pipe
+    names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p", "num_inference_steps")
+    every = dict.fromkeys(name for name in names if pipe.abilities.accepts(name)) | settings
+    [(name, values)] = subjects.items()
+    conditions = [{name.replace("labels", "label"): value} for value in values]
+    every |= {"decoding": settings["decoding"] or decoding_to_text(pipe.decoding), "batch_size": len(seeds)}
+    reads = bool(settings["made_from"] and pipe.abilities.max_references)
+    loras = [f"{file}:{strength}" for file, strength in model.loras.values()] or None
+    about = every | {"model": model.name, "lora": loras}
+    texts, _ = notes_of(pipe, about, conditions, to_pictures(images), seeds, reads)
+    return "\n".join(texts)
+
+
 def count_edits(pipe, images: list | None, masks: list | None) -> int:
     """How many prompts a call needs, so that every image is used: each of a batch is edited with its mask, or with the
     only one. Without a mask they are references: one per prompt, or all of them for one."""
@@ -268,7 +293,7 @@ class LoadModel(io.ComfyNode):
             dtype = str(fast_dtype(str(load))).removeprefix("torch.")
         pipe = load_pipeline(name, str(offload), dtype, videos=True, continues=True)
         pipe.set_progress_bar_config(disable=True)
-        return io.NodeOutput(LoadedModel(pipe, load, offload))
+        return io.NodeOutput(LoadedModel(pipe, load, offload, name))
 
 
 class LoadLora(io.ComfyNode):
@@ -361,6 +386,7 @@ class GenerateImages(io.ComfyNode):
                 io.Image.Output(display_name="images"),
                 Tokens.Output(display_name="tokens"),
                 io.String.Output(display_name="stats"),
+                io.String.Output(display_name="settings", tooltip="For Save image with AR settings"),
             ],
         )
 
@@ -408,7 +434,11 @@ class GenerateImages(io.ComfyNode):
         )
         images = out.images.float().permute(0, 2, 3, 1).cpu()
         progress.finish(images[0])
-        return io.NodeOutput(images, GeneratedTokens(pipe, progress.call, progress.decoded), out.stats.summary)
+        made_from = [name for name, used in optional.items() if used and name in INPUTS] or None
+        made = given(pipe, settings) | {"decoding": decoding, "made_from": made_from}
+        texts = settings_of(model, made, condition(pipe, prompts, edits), images, out.seeds)
+        tokens = GeneratedTokens(pipe, progress.call, progress.decoded)
+        return io.NodeOutput(images, tokens, out.stats.summary, texts)
 
 
 class GenerateVideo(io.ComfyNode):
@@ -490,4 +520,38 @@ class DecodeTokens(io.ComfyNode):
         return io.NodeOutput(torch.stack(list(images)).permute(0, 2, 3, 1).cpu())
 
 
-NODES = [LoadModel, LoadLora, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens]
+class SaveImages(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageSave",
+            display_name="Save image with AR settings",
+            category=CATEGORY,
+            description="Saves images as PNG files that say how they were made, for `arimage generate --from`.",
+            inputs=[
+                io.Image.Input("images"),
+                io.String.Input("settings", force_input=True),
+                io.String.Input("filename_prefix", default="arimage"),
+            ],
+            outputs=[],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, images, settings, filename_prefix):
+        check_installed()
+        from arimage.media.metadata import saving
+
+        pictures, texts, saved = to_pictures(images), settings.split("\n"), []
+        if len(pictures) != len(texts):
+            raise ValueError(f"images holds {len(pictures)} and settings {len(texts)}: connect both to one node")
+        output, size = folder_paths.get_output_directory(), pictures[0].size
+        folder, name, number, subfolder, _ = folder_paths.get_save_image_path(filename_prefix, output, *size)
+        for count, (picture, text) in enumerate(zip(pictures, texts, strict=True), number):
+            file = f"{name}_{count:05}_.png"
+            picture.save(Path(folder) / file, **saving(".png", text))
+            saved.append({"filename": file, "subfolder": subfolder, "type": "output"})
+        return io.NodeOutput(ui={"images": saved})
+
+
+NODES = [LoadModel, LoadLora, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens, SaveImages]

@@ -16,7 +16,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.nextstep import tiny as tiny_nextstep
 
 from arimage.app.engine.engine import Engine
-from arimage.app.engine.types import Refused, Request, image_seeds
+from arimage.app.engine.types import Refused, Request, seeds_of
 
 
 WIDE, TALL = REFERENCES
@@ -47,7 +47,7 @@ def engine(pipe):
 
 
 def expected(pipe, seed=0, count=1, **arguments):
-    generator = [seeded(one) for one in image_seeds(seed, count)]
+    generator = [seeded(one) for one in seeds_of(seed, count)]
     return pipe("make it blue", **arguments, num_images_per_prompt=count, generator=generator).images
 
 

@@ -15,6 +15,7 @@ from pipelines.var import tiny as tiny_var
 from arimage import LlamaGenPipeline
 from arimage.cli import options
 from arimage.pipelines.base import ARPipeline
+from arimage.pipelines.seeds import image_seeds
 from arimage_emoji.known import KnownCaptions
 
 
@@ -102,9 +103,10 @@ def test_one_prompt_to_a_file_with_every_setting(run, models, tmp_path):
 
 def test_images_to_a_folder_one_file_each(run, models):
     code, output, _ = run("generate", *PROMPTS[:2], "-n", 2, "--model", models / "text", "--out", "images")
-    names = ["a-red-heart-0-0.png", "a-red-heart-0-1.png", "tree-0-2.png", "tree-0-3.png"]
+    seeds = image_seeds(torch.Generator().manual_seed(0), 4)
+    names = [f"{name}-{seed}.png" for name, seed in zip(["a-red-heart"] * 2 + ["tree"] * 2, seeds, strict=True)]
     assert code == 0 and output.splitlines() == [str(Path("images") / name) for name in names]
-    assert sorted(path.name for path in Path("images").iterdir()) == names
+    assert {path.name for path in Path("images").iterdir()} == {*names} and names[0] == "a-red-heart-0.png"
     expected = expected_images("text", 0, prompt=PROMPTS[:2], num_images_per_prompt=2)
     for name, image in zip(names, expected, strict=True):
         np.testing.assert_array_equal(pixels(Path("images") / name), image)
@@ -146,17 +148,20 @@ def test_other_image_formats_are_written(run, models, suffix):
 
 def test_prompts_are_read_from_a_file_after_those_given(run, models):
     Path("prompts.txt").write_text(f"{PROMPTS[1]}\n\n  {PROMPTS[2]}  \n")
-    assert run("generate", PROMPTS[0], "--file", "prompts.txt", "--model", models / "text", "--out", "x.png")[0] == 0
+    assert (
+        run("generate", PROMPTS[0], "--prompts", "prompts.txt", "--model", models / "text", "--out", "x.png")[0] == 0
+    )
     images = pixels("x.png").reshape(SIZE, 3, SIZE, 3).swapaxes(0, 1)
     np.testing.assert_array_equal(images, expected_images("text", 0, prompt=PROMPTS))
 
 
 def test_classes_are_generated_by_their_names_and_ids(run, refused, models):
+    seeds = image_seeds(torch.Generator().manual_seed(0), 2)
     code, output, _ = run("generate", "otter", "hen", "--model", models / "named", "--out", "classes")
-    assert code == 0 and output.splitlines() == ["classes/otter-0-0.png", "classes/hen-0-1.png"]
+    assert code == 0 and output.splitlines() == [f"classes/otter-{seeds[0]}.png", f"classes/hen-{seeds[1]}.png"]
     options = ["--class-label", "3", "--class-label", "hen", "--model", models / "named"]
     code, more, _ = run("generate", *options, "--out", "classes")
-    assert code == 0 and more.splitlines() == ["classes/class-3-0-0.png", "classes/hen-0-1.png"]
+    assert code == 0 and more.splitlines() == [f"classes/class-3-{seeds[0]}.png", f"classes/hen-{seeds[1]}-2.png"]
     images = expected_images("class", 0, class_labels=[3, 8])
     for path, image in zip((output + more).splitlines(), [*images, *images], strict=True):
         np.testing.assert_array_equal(pixels(path), image)

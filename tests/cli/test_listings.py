@@ -67,9 +67,17 @@ def test_models_lists_what_a_model_knows(run, refused, models, monkeypatch):
     code, out, _ = run("models", "emoji-arpg")
     assert code == 0 and len(out.splitlines()) == 1601 and "hot dog" in out.splitlines()
     assert run("models", models / "known")[1] == "red heart\ntree\n"
-    assert run("models", models / "known", "--search", "FIR")[1] == "tree\n"
+    assert out.startswith("hot dog\n") and out.splitlines().index("keycap: 0") > 1500
+    # Whole words, and why a name is there.
+    assert run("models", models / "known", "--search", "FIR")[1] == "tree (fir)\n"
+    assert run("models", models / "known", "--search", "a red  Heart")[1] == "red heart\n"
+    cats = run("models", "emoji-arpg", "--search", "cat")[1].splitlines()
+    assert "cat" in cats and "grinning cat" in cats and len(cats) > 8
+    assert all(re.search(r"\bcat\b", line, re.IGNORECASE) for line in cats) and not {"ID button", "snowflake"} & {
+        *cats
+    }
     assert run("models", models / "named")[1].splitlines()[7:9] == ["7 Eskimo dog", "8 hen"]
-    assert run("models", models / "named", "--search", "er")[1] == "1 retriever\n3 otter\n"
+    assert run("models", models / "named", "--search", "lion")[1] == "9 sea lion\n"
     monkeypatch.setattr("arimage.published.fetch.load_published", lambda name, local_files_only: models / "named")
     assert run("models", "llamagen-c2i-b-256", "--search", "otter")[1] == "3 otter\n"
     assert "has no list of what it knows" in refused("models", models / "text")

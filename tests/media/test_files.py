@@ -21,9 +21,9 @@ from arimage.media.files import (
     to_rgb,
     to_rgba,
     transparent_part,
-    write_video,
 )
 from arimage.media.texts import read_text
+from arimage.media.writing import write_grid, write_video
 
 
 needs_mp4 = pytest.mark.skipif(not can_write_mp4(), reason="needs arimage[video]")
@@ -264,8 +264,8 @@ def test_what_has_no_end_is_refused_before_it_is_read(tmp_path, monkeypatch):
             open_image(f"--image is {path}, which", path)
         with pytest.raises(ValueError, match=f"^--video is {path}, which"):
             read_video("--video", path)
-        with pytest.raises(ValueError, match=f"^--file is {path}, which {message}"):
-            read_text(path, f"--file is {path}, which")
+        with pytest.raises(ValueError, match=f"^--validation-prompts is {path}, which {message}"):
+            read_text(path, f"--validation-prompts is {path}, which")
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
@@ -472,7 +472,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(suffix, tmp_path, monkeypatch):
 
     def write():
         images = [square(4), square(9)]
-        files.write_grid([images, images] if suffix != ".png" else images, 2, path, None if suffix == ".png" else 8)
+        write_grid([images, images] if suffix != ".png" else images, 2, path, None if suffix == ".png" else 8)
 
     save = Image.Image.save
     with monkeypatch.context() as patch:

@@ -56,7 +56,7 @@ def through_table(folder, data):
 
 def through_lines(folder, data):
     (folder / "a.txt").write_bytes(data(lambda _: "\r\n\r\n".join(CAPTIONS), ""))
-    found = prompt_lines("--file", folder / "a.txt")
+    found = prompt_lines("--validation-prompts", folder / "a.txt")
     assert [row["prompt"] for row in read_prompts(folder / "a.txt")] == found
     return found
 

@@ -116,6 +116,27 @@ def test_an_unknown_argument_is_refused_by_its_name(pipe):
         pipe("a", None, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("seed", "generator="), ("strength", "mask_image"), ("num_inference_steps", "no scheduler.*decoding")],
+)
+def test_arguments_of_diffusion_pipelines_are_refused_with_what_to_do_instead(pipes, name, remedy):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': .*{remedy}"):
+        pipes["llamagen-text"]("a red heart", **{name: 1})
+
+
+def test_statistics_print_as_one_line(pipe):
+    shown = repr(pipe(**condition_of(pipe), **LATENT).stats)
+    assert shown.startswith("DecodingStats(") and "forward pass" in shown and "\n" not in shown and len(shown) < 200
+
+
+def test_an_unknown_decoding_is_refused_with_those_of_the_model(pipe):
+    with pytest.raises(ValueError, match="'sdj'") as error:
+        pipe.decoding = "sdj:window=8"
+    listed = str(error.value).partition("runs ")[2].split(", ")
+    assert listed == pipe.decoding_names
+
+
 def test_what_a_pipeline_says_of_itself_holds(pipe):
     sizes = pipe.image_sizes
     images = pipe(**condition_of(pipe), output_type="pt").images

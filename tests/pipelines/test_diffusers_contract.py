@@ -8,7 +8,7 @@ import accelerate
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import AutoPipelineForText2Image, DiffusionPipeline
 from diffusers.callbacks import PipelineCallback
 from diffusers.pipelines import pipeline_utils
 from diffusers.utils import dynamic_modules_utils
@@ -118,6 +118,15 @@ def test_diffusers_loads_a_saved_folder(pipe, folder):
 def test_diffusers_runs_no_file_that_is_not_trusted(folder):
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         DiffusionPipeline.from_pretrained(folder)
+
+
+def test_the_pages_about_the_auto_pipelines_of_diffusers_are_true(folder, pipe):
+    for load in (
+        lambda: AutoPipelineForText2Image.from_pretrained(folder),
+        lambda: AutoPipelineForText2Image.from_pipe(pipe),
+    ):
+        with pytest.raises(ValueError, match=type(pipe).__name__):
+            load()
 
 
 def test_each_file_for_diffusers_is_one_import(folder):

@@ -12,7 +12,7 @@ from ..engine.engine import Engine
 from ..engine.ticket import Ticket
 from ..engine.types import Progress, Request, Result
 from .controls import client_of, events, random_seed
-from .pictures import map_of, saved, stamped
+from .pictures import map_of, saved
 from .race_tab import Comparison
 
 
@@ -71,7 +71,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
     def run(page: gr.Request, request: Request) -> Iterator[tuple[list[str], dict]]:
         for event in events(submit_of(page), request):
             if isinstance(event, Result):
-                yield [*map(saved, stamped(event))], _state(event, (*COST, "seeds", "settings"))
+                yield [*map(saved, event.images)], _state(event, (*COST, "seeds", "settings"))
             elif event.previews or not event.passes or not request.preview_every:
                 yield [*map(saved, event.previews or [])], _state(event, PROGRESS)
 
@@ -136,7 +136,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         for _, event in comparison.run(submit_of(page), request, runs):
             if isinstance(event, Result):
                 results.append(event)
-                images = [saved(image) for result in results for image in stamped(result)]
+                images = [saved(image) for result in results for image in result.images]
                 passes = [saved(map_of(each.deciding_pass[0])) for each in results if each.deciding_pass is not None]
                 yield images, passes, [_state(result, COST) for result in results]
 

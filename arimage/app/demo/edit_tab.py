@@ -11,7 +11,7 @@ from ..engine.types import Progress, Request
 from . import markup
 from .controls import AT_ONCE, GENERATES, DecodingChoice, GenerateAndStop, Subject, chosen, events, refusal
 from .generate_tab import last_of, preview_every
-from .pictures import for_editor, image_and_mask, saved, stamped
+from .pictures import for_editor, image_and_mask, saved
 
 
 PAINTED, RECTANGLE = "what I paint", "a rectangle"
@@ -104,7 +104,7 @@ def edit_tab(engine: Engine, last: gr.State) -> Subject:
                 yield {**first, **partial, status: markup.progress(event, 1), **actions.busy()}
                 first = {}
             else:
-                yield {after: saved(stamped(event)[0]), status: markup.finished(event), **actions.idle()}
+                yield {after: saved(event.images[0]), status: markup.finished(event), **actions.idle()}
 
     def edit_form(page: gr.Request, *values) -> Iterator[dict]:
         yield from actions.run(page, status, lambda submit: generate(submit, *values))

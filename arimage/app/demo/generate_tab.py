@@ -15,8 +15,8 @@ from ..engine.ticket import Ticket
 from ..engine.types import Progress, Request, Result
 from . import markup
 from .controls import AT_ONCE, GENERATES, GenerateAndStop, Subject, events, random_seed, refusal
-from .links import REFERENCES, from_query, to_query
-from .pictures import saved, stamped, thumbnail, write_download
+from .links import REFERENCES, from_query, query_of_picture, to_query
+from .pictures import saved, thumbnail, write_download
 from .settings import Settings
 
 
@@ -77,6 +77,12 @@ class GenerateTab:
                         for its in dict.fromkeys(tuple(info.examples) for info in engine.models.values())
                     }
                     self._settings = Settings(engine, self.subject)
+                    self._picture_in = gr.File(
+                        label="A picture made with arimage: drop it here to fill the form",
+                        file_types=["image"],
+                        height=100,
+                        elem_id="from-picture",
+                    )
             with gr.Column(scale=5, min_width=300):
                 self._gallery = gr.Gallery(
                     show_label=False,
@@ -117,6 +123,7 @@ class GenerateTab:
         random = self._actions.others[0].click
         self._show_link(random(self._generate_with_random_seed, self._inputs, self.outputs, **GENERATES))
         self._show_link(self._history.click(self._reopen, None, self.outputs, **GENERATES))
+        self._show_link(self._picture_in.upload(self._open_picture, self._picture_in, self.outputs, **GENERATES))
         self._again.click(self._generate_again, self.last, finished, **GENERATES)
         self._film.click(self._generate_film, self.last, shown, **GENERATES)
         self._copy.click(None, self._link, self._copy, js=COPY_LINK, **AT_ONCE)
@@ -145,9 +152,12 @@ class GenerateTab:
             raise refusal("no picture was clicked: click one")
         yield from self._open(page, dict(parse_qsl(link.removeprefix("?"))))
 
-    def _open(self, page: gr.Request, query: Mapping[str, str]) -> Iterator[dict]:
+    def _open_picture(self, page: gr.Request, path: str) -> Iterator[dict]:
+        yield from self._open(page, query_of_picture(Path(path)), "the picture")
+
+    def _open(self, page: gr.Request, query: Mapping[str, str], what: str = "the link") -> Iterator[dict]:
         engine = self._engine
-        request = from_query(query, engine)
+        request = from_query(query, engine, what)
         if request is None:
             model = next(iter(engine.models))
             subject = self.subject.condition(model, engine.models[model].examples[0], "0")
@@ -182,7 +192,7 @@ class GenerateTab:
         return update
 
     def _finished(self, request: Request, result: Result) -> dict:
-        images = stamped(result)
+        images = result.images
         path = write_download(images, _name(request), self._gallery.GRADIO_CACHE)
         return {
             self._gallery: gr.Gallery([*map(saved, images)], columns=_columns(request)),

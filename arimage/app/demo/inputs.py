@@ -55,6 +55,7 @@ KINDS: dict[type[gr.components.Component], Any] = {
     gr.Slider: Number,
     gr.Dataset: Whole,
     gr.Image: Upload,
+    gr.File: Upload,
     gr.Gallery: list[GalleryItem],
     gr.ImageEditor: Drawing,
 }

@@ -1,8 +1,10 @@
-"""Links to images: the settings of a request as the query of the demo's address."""
+"""Links to images: the settings of a request as the query of the demo's address, or in a picture."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import urlencode
 
+from ...media.files import read_metadata
 from ..engine.engine import Engine
 from ..engine.types import SAMPLING, Refused, Request, Result
 from .controls import chosen, refusal
@@ -44,8 +46,25 @@ def to_query(request: Request, result: Result, engine: Engine) -> str:
     return "?" + urlencode(settings | ({REFERENCES: len(request.references)} if request.references else {}))
 
 
-def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
-    """The request of a link without its references, or None if it has no settings.
+def query_of_picture(path: Path) -> dict[str, str]:
+    """The query that generates a picture again, by the metadata in its file.
+
+    Raises:
+        gr.Error: if it has none, or is an edit, whose image it does not hold.
+    """
+    try:
+        made = read_metadata("the picture", path)
+    except ValueError as error:
+        raise refusal(str(error)) from error
+    inputs = made.made_from or []
+    if inputs not in ([], ["image"]):
+        raise refusal("the picture is an edit of another one: load that one in the tab Edit")
+    settings = {name: value for name, value in made.model_dump(exclude_none=True).items() if name in READ}
+    return {name: str(value) for name, value in settings.items()} | (dict.fromkeys([REFERENCES], "") if inputs else {})
+
+
+def from_query(query: Mapping[str, str], engine: Engine, what: str = "the link") -> Request | None:
+    """The request of a link, or of `what` the query comes from, without its references, or None if it has no settings.
 
     Raises:
         gr.Error: if a setting cannot be read, the demo does not have the model, or the model cannot generate it.
@@ -56,14 +75,12 @@ def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
             try:
                 settings[name] = read(query[name])
             except ValueError as error:
-                raise refusal(
-                    f"the link has {name}={query[name][:80]}: correct the number, or leave it out"
-                ) from error
+                raise refusal(f"{what} has {name}={query[name][:80]}: correct the number, or leave it out") from error
     if not settings:
         return None
     model = settings.setdefault("model", next(iter(engine.models)))
     if model not in engine.models:
-        raise refusal(f"the link asks for the model {model[:80]}: choose among {', '.join(engine.models)}")
+        raise refusal(f"{what} asks for the model {model[:80]}: choose among {', '.join(engine.models)}")
     if "decoding" in settings:
         settings["decoding"] = chosen(engine.models[model], settings["decoding"])
     request = Request(**settings)
@@ -71,4 +88,4 @@ def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
     try:
         return engine.check(request)[0]
     except Refused as error:
-        raise refusal(f"the link asks for an image that cannot be generated: {error}") from error
+        raise refusal(f"{what} asks for an image that cannot be generated: {error}") from error

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import io
-import json
 import os
 import tempfile
 import zipfile
@@ -12,15 +11,14 @@ from urllib.parse import quote
 
 import numpy as np
 from gradio.utils import get_upload_folder
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps
 
-from ...media.files import own_path, to_rgb
+from ...media.files import to_rgb
+from ...media.metadata import KEY, saving
 from ...media.trace import acceptance_map
-from ..engine.types import Result
+from ...media.writing import own_path
 
 
-# The text field of a PNG with the settings that generate it again.
-METADATA = "arimage"
 # Side in pixels of maps, and the smallest side of images in the editor.
 SHOWN = 384
 EDITOR = 512
@@ -28,22 +26,10 @@ EDITOR = 512
 SMALL = 96
 
 
-def stamped(result: Result) -> list[Image.Image]:
-    """The images of a result. The text of each holds, as JSON, the settings that generate it alone; `png` writes
-    it."""
-    images = [image.copy() for image in result.images]
-    for image, seed in zip(images, result.seeds, strict=True):
-        image.info[METADATA] = json.dumps(result.settings | {"count": 1, "seed": seed})
-    return images
-
-
 def png(image: Image.Image) -> bytes:
-    """The image as a PNG file, with its settings."""
-    text = PngImagePlugin.PngInfo()
-    if METADATA in image.info:
-        text.add_text(METADATA, image.info[METADATA])
+    """The image as a PNG file, with its metadata."""
     data = io.BytesIO()
-    image.save(data, "PNG", pnginfo=text)
+    image.save(data, "PNG", **saving(".png", image.info.get(KEY)))
     return data.getvalue()
 
 

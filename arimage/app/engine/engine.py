@@ -280,7 +280,7 @@ class Engine:
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster, plan.reads)
         if self._pipelines[request.model].abilities.kind != "tokens":
             kind = (plan.model, plan.decoding, plan)
-        return Ticket(request, plan, kind, self._drop, on_progress)
+        return Ticket(request, plan, kind, self._drop, on_progress, self.limits.metadata)
 
     def _drop(self, ticket: Ticket) -> None:
         with self._arrived:

@@ -12,8 +12,9 @@ from PIL import Image
 
 from ...decoding import decoding_to_text
 from ...media.film import Film
+from ...media.metadata import KEY, to_text
 from ...pipelines.text.known import Unknown
-from .types import SAMPLING, Cancelled, Progress, Request, Result, image_seeds
+from .types import SAMPLING, Cancelled, Progress, Request, Result, seeds_of
 from .validation import Plan
 
 
@@ -51,18 +52,19 @@ class Ticket:
         kind: tuple,
         drop: Callable[["Ticket"], None],
         on_progress: Callable[[Progress], None] | None,
+        metadata: bool,
     ):
         self.request, self.plan, self.kind, self.future = request, plan, kind, Future()
         # From here on, only `settle` ends it.
         self.future.set_running_or_notify_cancel()
-        self.seeds = image_seeds(request.seed, request.count)
+        self.seeds = seeds_of(request.seed, request.count)
         self.finished, self.shown = Finished(), 0
         self.calls_per_pass: list[int] = []
         self.turn = 0
         self.unknown: Unknown | None = None
         self.unbegun, self._started, self._submitted = deque(range(request.count)), None, time.perf_counter()
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
-        self._changed, self._latest = threading.Condition(), None
+        self._changed, self._latest, self._metadata = threading.Condition(), None, metadata
 
     def events(self, every: float | None = None) -> Iterator[Progress | Result]:
         """Yield the progress of the request whenever it changes, then its `Result`. A slow reader misses some reports.
@@ -164,9 +166,26 @@ class Ticket:
         optional = {
             name: getattr(plan, name) for name in ("negative_prompt", "order") if getattr(plan, name) is not None
         }
+        inputs = ["image", "mask_image"] if plan.edits else ["image"] if plan.reads else []
         deciding = torch.stack([finished.deciding[i] for i in indices]).numpy() if finished.deciding else None
+        images = [finished.images[i] for i in indices]
+        settings = {
+            "model": request.model,
+            **condition,
+            **optional,
+            "count": request.count,
+            "seed": request.seed,
+            "decoding": self.decoding,
+            **{name: getattr(plan.sampling, name) for name in SAMPLING},
+            **dict(plan.decoder),
+            "height": plan.size[0],
+            "width": plan.size[1],
+            **({"made_from": inputs} if inputs else {}),
+        }
+        for image, seed in zip(images if self._metadata else [], self.seeds, strict=False):
+            image.info[KEY] = to_text(settings | {"count": 1, "seed": seed})
         return Result(
-            images=[finished.images[i] for i in indices],
+            images=images,
             seeds=self.seeds,
             passes=finished.passes,
             head_calls=sum(self.calls_per_pass[: finished.passes]),
@@ -175,18 +194,7 @@ class Ticket:
             exact=plan.decoding.exact,
             decoding=self.decoding,
             deciding_pass=deciding,
-            settings={
-                "model": request.model,
-                **condition,
-                **optional,
-                "count": request.count,
-                "seed": request.seed,
-                "decoding": self.decoding,
-                **{name: getattr(plan.sampling, name) for name in SAMPLING},
-                **dict(plan.decoder),
-                "height": plan.size[0],
-                "width": plan.size[1],
-            },
+            settings=settings,
             film=finished.film,
             unknown=self.unknown,
         )

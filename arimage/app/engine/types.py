@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
+import torch
 from PIL import Image
 from pydantic import ConfigDict, Field
 
 from ...decoding import Order
-from ...eval.runs.manifest import image_seed
 from ...media.film import Film
 from ...pipelines.kinds.hybrid import MAX_STEPS
+from ...pipelines.seeds import image_seeds
 from ...pipelines.text.known import Unknown
 from ...settings.schema import Share
 
@@ -62,6 +63,7 @@ class Limits:
         setting: the largest number in the settings of a decoding.
         positions: number of positions of an image that the settings of a decoding may make a forward pass evaluate.
         batch: number of images generated together.
+        metadata: whether images and videos say how they were made.
         gathering: seconds that an idle engine waits after a request for others that can join the batch.
 
     Raises:
@@ -78,11 +80,12 @@ class Limits:
     setting: int = 128
     positions: int = 256
     batch: int = 8
+    metadata: bool = True
     gathering: float = 0.01
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if name != "gathering" and value is not None and value < 1:
+            if name not in ("gathering", "metadata") and value is not None and value < 1:
                 raise ValueError(f"the limit {name} is {value}: give at least 1")
 
 
@@ -95,7 +98,7 @@ class Request:
         prompt: for models that generate from text; or the name of a class.
         class_label: for class-conditional models.
         count: number of images.
-        seed: 0 .. 2**53 - 1. Image i has the seed `image_seeds(seed, count)[i]`: `seed` itself for the first.
+        seed: 0 .. 2**53 - 1. Image i has the seed `seeds_of(seed, count)[i]`: `seed` itself for the first.
         decoding: a name with settings, as in "sjd-lazy:window=64".
         guidance_scale, temperature, top_k, top_p, min_p: as in the pipelines; guidance_scale 0 .. 100, temperature
             0.01 .. 100.
@@ -165,7 +168,8 @@ class Result:
     """The result of a request.
 
     Attributes:
-        images: the finished images.
+        images: the finished images. The `info` of each holds its metadata under `media.metadata.KEY`, unless the
+            limits leave them out.
         seeds: the seed of each image; a request for one image with that seed generates it again.
         passes: forward passes in which its images were generated.
         tokens_per_pass: tokens of an image divided by its forward passes, averaged over the images.
@@ -196,7 +200,6 @@ class Result:
     head_calls: int = 0
 
 
-def image_seeds(seed: int, count: int) -> list[int]:
-    """The seed of every image of a request: `seed` itself, then 32 bits of the hash of `seed` and the image's
-    index."""
-    return [seed] + [image_seed(seed, i) % 2**32 for i in range(1, count)]
+def seeds_of(seed: int, count: int) -> list[int]:
+    """The seed of every image of a request, those of the pipelines: `seed` itself is the first."""
+    return image_seeds(torch.Generator().manual_seed(seed), count)

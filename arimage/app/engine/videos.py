@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from ...decoding import decoding_to_text
+from ...media.metadata import to_text
 from ...pipelines.base import ARPipeline
 from ...pipelines.output import Tokens
 from .models import ModelInfo, describe
@@ -244,6 +245,22 @@ def _call(pipe, request: VideoRequest, events: queue.SimpleQueue, stopped: threa
     passes, tokens, seconds = output.stats.forward_passes, _count(output.tokens), time.perf_counter() - began
     done = (decoding, output.stats.exact)
     events.put(VideoProgress(output.frames[0], passes, preview.appeared, tokens, tokens, 1.0, seconds, done))
+
+
+def video_metadata(request: VideoRequest, now: VideoProgress) -> str:
+    """How a finished video was made, as text for its file."""
+    assert now.finished is not None
+    settings = {
+        "model": request.model,
+        "prompt": request.prompt,
+        "seed": request.seed,
+        "decoding": now.finished[0],
+        "height": now.frames[0].height,
+        "width": now.frames[0].width,
+        "num_frames": len(now.frames),
+        "made_from": ["image"] if request.image is not None else None,
+    }
+    return to_text(settings)
 
 
 def _count(tokens: Tokens) -> int:

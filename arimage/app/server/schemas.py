@@ -14,6 +14,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...media.files import transparent_part
+from ...media.metadata import KEY, saving
 from ..engine.models import ModelInfo
 from ..engine.types import SAMPLING, Refused, Request, Result
 from .bodies import MAX_FILES
@@ -119,10 +120,11 @@ class Fields(BaseModel):
         )
 
     def encode(self, image: Image.Image) -> bytes:
-        """An image as a file in the requested format."""
+        """An image as a file in the requested format, with its metadata."""
         data = io.BytesIO()
         quality = 100 if self.output_compression is None else self.output_compression
-        image.save(data, self.output_format or "png", quality=quality)
+        kind = self.output_format or "png"
+        image.save(data, kind, quality=quality, **saving(f".{kind}", image.info.get(KEY)))
         return data.getvalue()
 
 

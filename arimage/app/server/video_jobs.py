@@ -16,11 +16,11 @@ from typing import Protocol
 
 from PIL import Image
 
-from ...media.files import grid_of, write_video
+from ...media.writing import grid_of, write_video
 from ..engine.models import ModelInfo
 from ..engine.types import Limits, Refused, Unavailable
 from ..engine.uploads import asked_size
-from ..engine.videos import VideoProgress, VideoRequest
+from ..engine.videos import VideoProgress, VideoRequest, video_metadata
 
 
 logger = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class VideoJobs:
             assert last is not None and last.finished is not None
             decoding, exact = last.finished
             job.facts = {"passes": last.passes, "decoding": decoding, "exact": exact, "seconds": last.seconds}
-            job.files = _files(job, last.frames)
+            job.files = _files(job, last.frames, video_metadata(job.request, last) if self.limits.metadata else None)
             job.status, job.progress = "completed", 100
         # The job tells the client.
         except Exception as error:
@@ -214,12 +214,12 @@ class VideoJobs:
             self.on_end("deleted" if job.deleted else job.status, job.request.model, job.ended - job.created)
 
 
-def _files(job: Job, frames: list[Image.Image]) -> dict[str, Path]:
+def _files(job: Job, frames: list[Image.Image], text: str | None) -> dict[str, Path]:
     folder = Path(tempfile.mkdtemp(prefix="arimage-video-"))
     weakref.finalize(job, shutil.rmtree, folder, ignore_errors=True)
     names = {"video": "video.mp4", "thumbnail": "thumbnail.webp", "spritesheet": "spritesheet.jpg"}
     files = {name: folder / file for name, file in names.items()}
-    write_video(frames, files["video"], job.fps)
+    write_video(frames, files["video"], job.fps, text)
     count = min(len(frames), SHEET)
     shown = [frames[place * len(frames) // count] for place in range(count)]
     rows = next(rows for rows in range(int(count**0.5), 0, -1) if count % rows == 0)

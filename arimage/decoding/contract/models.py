@@ -28,7 +28,7 @@ class BoundModel(Protocol):
     num_tokens: int
     device: torch.device
     network: object
-    compact: bool
+    compact: bool = False
 
     @property
     def put_key(self) -> Hashable:
@@ -49,7 +49,8 @@ class BoundModel(Protocol):
 
 class TokenModel(BoundModel, Protocol):
     """A model that predicts one token after another. Tokens are addressed by rank, the order in which they are
-    generated. Logits have the dtype of the network.
+    generated. Logits have the dtype of the network. A class that has this Protocol as its base defines `num_tokens`,
+    `vocab_size`, `layout`, `device`, `network`, `prefill` and `forward`, and has the defaults of the others.
 
     Attributes:
         vocab_size: V tokens, ids 0 .. V - 1.
@@ -65,12 +66,12 @@ class TokenModel(BoundModel, Protocol):
             given frames; None otherwise.
     """
 
-    kind: ClassVar[Literal["tokens"]]
-    predicts_groups: ClassVar[bool]
+    kind: ClassVar[Literal["tokens"]] = "tokens"
+    predicts_groups: ClassVar[bool] = False
     layout: Layout
-    block: int
-    codebook: torch.Tensor | None
-    denoises: bool
+    block: int = 1
+    codebook: torch.Tensor | None = None
+    denoises: bool = False
 
     @property
     def vocab_size(self) -> int: ...

@@ -43,13 +43,16 @@ def read_prompts(path: Path) -> list[dict]:
 
     A .tsv has a column `prompt` or `Prompt`, a .jsonl objects that have a `prompt`, a .json one object of such
     objects, whose names become their "item_id" (meta_data.json of MJHQ-30K), or a list of objects with a `Prompt`
-    (WISE), and a .txt one prompt per line. Empty lines are ignored. Each .txt of a folder is one prompt,
-    whose "item_id" is the name of the file (DPG-Bench). The "image" of a row of a .jsonl is the path of a reference
-    image, or a list of paths, relative to the file; here it becomes a list of absolute paths. The "alternatives" of a
-    row are the questions of the metric `clip-choice`."""
+    (WISE), and a .txt one prompt per line, as a file without a suffix. Empty lines are ignored. Each .txt of a folder
+    is one prompt, whose "item_id" is the name of the file (DPG-Bench). The "image" of a row of a .jsonl is the path of
+    a reference image, or a list of paths, relative to the file; here it becomes a list of absolute paths. The
+    "alternatives" of a row are the questions of the metric `clip-choice`."""
     if path.is_dir():
         return _read_folder(path)
     readers = {".tsv": _read_tsv, ".json": _read_json, ".jsonl": _read_jsonl, ".txt": _read_txt}
+    if path.exists() and not path.suffix:
+        # The standard input has no suffix.
+        readers[""] = _read_txt
     if path.suffix.lower() not in readers:
         raise ValueError(
             f"{path} is not a file of prompts: give a .tsv, .json, .jsonl or .txt file, or the name of installed "

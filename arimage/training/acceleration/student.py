@@ -184,7 +184,7 @@ class StudentTask(PartTask):
             decoding=self.teaching,
             output_type="latent",
         )
-        seeds = pipe.prepare_seeds(torch.Generator().manual_seed(seed), len(index))
+        _, seeds = pipe.prepare_seeds(torch.Generator().manual_seed(seed), len(index))
         tokens = images.tokens if isinstance(images.tokens, list) else [images.tokens]
         found = {"seeds": seeds.cpu(), "tokens": torch.cat([each.flatten(1) for each in tokens], dim=1).cpu()}
         write_whole(path, lambda file: save_file(found, file, to_metadata(about)))

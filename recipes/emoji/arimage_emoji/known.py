@@ -19,6 +19,8 @@ from arimage.settings.schema import check, read_object
 
 
 NEAREST = 3
+# The first of all emoji by their code points, and the first food.
+KEYCAP, FOOD = "keycap: *", "hot dog"
 # Only the first words of a longer prompt are looked up.
 MAX_WORDS = 24
 # The least `SequenceMatcher.ratio` of two spellings of the same word, the least similarity of a caption that is
@@ -106,7 +108,10 @@ class KnownCaptions:
         """The name of each picture by a caption that shows it: its name, or if that is among `unlearned`, the first of
         its others that shows no other picture already."""
         shown: dict[str, str] = {}
-        for name in self.pictures:
+        names = [*self.pictures]
+        # Emoji lie in the order of their code points, in which foods, plants and animals follow on keycaps and signs.
+        start = names.index(FOOD) if KEYCAP in names[:1] and FOOD in names else 0
+        for name in names[start:] + names[:start]:
             free = (
                 one for one in self._captions_of(name) if one == name or one not in shown and one not in self.pictures
             )

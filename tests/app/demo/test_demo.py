@@ -35,7 +35,7 @@ import gradio as gr
 from app.demo.demo_kit import AUTH, served, visit
 from gradio_client import Client, handle_file
 
-from arimage import FewStepDecoding
+from arimage import FewStepDecoding, __version__
 from arimage.app.demo import gallery_tab, links, markup, pictures, race_tab
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request, Result
@@ -43,6 +43,7 @@ from arimage.cli import main as cli
 from arimage.media import film
 from arimage.media.film import Film
 from arimage.media.gallery import read_gallery
+from arimage.media.metadata import KEY, to_text
 from arimage_emoji import REFERENCE
 from arimage_emoji.known import KnownCaptions
 
@@ -125,8 +126,8 @@ def test_partial_images_come_before_the_finished_ones(client, opened, model, pip
 def test_an_image_holds_the_settings_that_generate_it_again(client, opened):
     shown, _ = client.predict("tree", "text", seed=3, count=2, top_k=7, decoding="sjd", api_name="/generate")
     second = opened(shown[1])
-    settings = json.loads(second.info[pictures.METADATA])
-    assert (settings["top_k"], settings["decoding"], settings["count"]) == (7, "sjd", 1)
+    settings = json.loads(second.info[KEY])
+    assert (settings["top_k"], settings["decoding"]) == (7, "sjd") and settings.pop("version") == __version__
     assert settings["height"] == settings["width"] == SIZE
     again, _ = client.predict(**settings, api_name="/generate")
     assert np.array_equal(pixels(opened(again[0])), pixels(second))
@@ -418,15 +419,16 @@ def test_equal_images_share_a_file_that_is_written_once(tmp_path, monkeypatch):
 
 def test_downloads_keep_to_their_folder(tmp_path):
     images = [Image.new("RGB", (4, 4), (i, 0, 0)) for i in range(2)]
-    result = Result(images, [7, 8], 1, 1.0, 1.0, True, "ar", None, {"prompt": "x", "seed": 7, "count": 2})
-    stamped = pictures.stamped(result)
-    one = pictures.write_download(stamped[:1], "../../etc/passwd 7", tmp_path)
+    for seed, image in enumerate(images, 7):
+        image.info[KEY] = to_text({"model": "m", "prompt": "x", "seed": seed})
+    one = pictures.write_download(images[:1], "../../etc/passwd 7", tmp_path)
     assert one.name == "etc-passwd-7.png" and one.parent.parent == tmp_path
     assert json.loads(Image.open(one).info["arimage"])["seed"] == 7
-    with zipfile.ZipFile(pictures.write_download(stamped, "日本", tmp_path)) as archive:
+    with zipfile.ZipFile(pictures.write_download(images, "日本", tmp_path)) as archive:
         assert archive.namelist() == ["image-0.png", "image-1.png"]
         with archive.open("image-1.png") as file:
-            assert json.loads(Image.open(file).info["arimage"]) == {"prompt": "x", "seed": 8, "count": 1}
+            about = json.loads(Image.open(file).info["arimage"])
+    assert about == {"version": __version__, "model": "m", "prompt": "x", "seed": 8}
 
 
 def test_the_space_serves_the_same_demo(monkeypatch):

@@ -15,13 +15,14 @@ from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 
 pytest.importorskip("gradio")
 
-from app.demo.demo_kit import served, visit
+from app.demo.demo_kit import file_data, served, visit
 
-from arimage.app.demo import links
+from arimage.app.demo import links, pictures
 from arimage.app.demo.controls import class_choices
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Request
 from arimage.app.engine.videos import VideoMaker
+from arimage.media.metadata import KEY, to_text
 from arimage.pipelines.text.known import EXAMPLES
 from arimage_emoji.known import KnownCaptions
 
@@ -72,15 +73,24 @@ class Page:
         reopen = self.function(lambda number: self.properties[number].get("elem_id") == "history", "click")
         return self._run(reopen, event_data={"link": f"?{urlencode(query)}"})
 
-    def _run(self, function: dict, **event) -> list:
+    def drop(self, data: bytes) -> list | str:
+        """Drop a picture on its field, and return the last values of everything, or the error."""
+        answer = self.client.post("/gradio_api/upload", files={"files": ("picture.png", data, "image/png")})
+        opens = self.function(lambda number: self.properties[number].get("elem_id") == "from-picture", "upload")
+        self.form[self.label(opens["inputs"][0])] = file_data(answer.json()[0])
+        return self._run(opens)
+
+    def _run(self, function: dict, **event) -> list | str:
         data = [self.form[self.label(one)] for one in function["inputs"]]
         body = {"data": data, "fn_index": function["id"], "session_hash": self.session, **event}
         assert self.client.post("/gradio_api/queue/join", json=body).status_code == 200
         with self.client.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session}) as events:
             messages = [json.loads(line.removeprefix("data: ")) for line in events.iter_lines() if line]
+        if messages[-2]["msg"] == "process_completed" and not messages[-2]["success"]:
+            return messages[-2]["output"]["error"]
         [first, *_] = [one for one in messages if one["msg"].startswith("process_") and "output" in one]
         last = messages[-2]
-        assert last["msg"] == "process_completed" and last["success"], last
+        assert last["msg"] == "process_completed", last
         for number, value in zip(function["outputs"], first["output"]["data"], strict=True):
             label, given = self.label(number), value.get("value") if isinstance(value, dict) else value
             if label in self.form and (not isinstance(value, dict) or "value" in value):
@@ -181,6 +191,33 @@ def test_a_link_fills_the_form_of_another_model(client):
     # The name of a class is that class.
     page.open({"model": "names", "prompt": "Tinca tinca"})
     assert (page.form["Model"], page.form["Class"]) == ("names", "0")
+
+
+def test_a_dropped_picture_fills_the_form_and_is_made_again(client, engine):
+    asked = Request("text", prompt="a blue book", seed=11, top_k=7, decoding="sjd:window=8", count=2)
+    [_, picture] = engine.submit(asked).result(60).images
+    page = Page(client)
+    found = page.drop(pictures.png(picture))
+    shown = ("Model", "Prompt", "Top-k", "Images", "Decoding")
+    assert [page.form[label] for label in shown] == ["text", "a blue book", 7, 1, "sjd:window=8"]
+    [link] = [value for value in found if str(value).startswith("?")]
+    again = links.from_query(dict(parse_qsl(link[1:])), engine)
+    assert engine.submit(again).result(60).images[0].tobytes() == picture.tobytes()
+    classes = engine.submit(Request("names", class_label=1)).result(60).images[0]
+    page.drop(pictures.png(classes))
+    assert (page.form["Model"], page.form["Class"]) == ("names", "1")
+
+
+def test_a_dropped_picture_that_the_demo_cannot_make_is_refused(client, engine):
+    page, grey = Page(client), Image.new("RGB", (8, 8), "grey")
+    assert "does not say how it was made" in page.drop(pictures.png(grey))
+    grey.info[KEY] = to_text({"model": "janus", "prompt": "x", "seed": 1})
+    assert "the picture asks for the model janus" in page.drop(pictures.png(grey))
+    mask = Image.new("L", (8, 8), "white")
+    edit = engine.submit(Request("text", prompt="tree", image=grey, mask_image=mask)).result(60)
+    assert "tab Edit" in page.drop(pictures.png(edit.images[0]))
+    read = engine.submit(Request("sizes", prompt="make it blue", references=(grey,))).result(60)
+    assert "add them" in json.dumps(page.drop(pictures.png(read.images[0])))
 
 
 def test_a_link_without_its_references_waits_for_them(client, engine):

@@ -12,7 +12,7 @@ from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 
 from arimage.app.engine import engine as engine_module
 from arimage.app.engine.engine import Engine
-from arimage.app.engine.types import Cancelled, Limits, Refused, Request, image_seeds
+from arimage.app.engine.types import Cancelled, Limits, Refused, Request, seeds_of
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def pixels(image):
 def test_images_are_those_of_the_pipeline(engine, pipe):
     request = Request("glm", prompt="a red heart", count=2, seed=5, num_inference_steps=3, guidance_scale=2.0)
     result = engine.submit(request).result(60)
-    generator = [seeded(seed) for seed in image_seeds(5, 2)]
+    generator = [seeded(seed) for seed in seeds_of(5, 2)]
     settings = {"num_inference_steps": 3, "guidance_scale": 2.0, "num_images_per_prompt": 2}
     expected = pipe("a red heart", generator=generator, **settings).images
     assert all(abs(pixels(one) - pixels(other)).max() <= 1 for one, other in zip(result.images, expected, strict=True))

@@ -22,7 +22,7 @@ from arimage.app.engine import batch as engine_batch
 from arimage.app.engine.batch import preview
 from arimage.app.engine.engine import FAILURES, Engine
 from arimage.app.engine.models import load_models
-from arimage.app.engine.types import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
+from arimage.app.engine.types import Cancelled, Limits, Progress, Refused, Request, Result, seeds_of
 from arimage.app.engine.videos import VideoRequest
 from arimage.decoding import Layout, decoding_from_name, decoding_from_text
 from arimage.decoding.run.batch import Batch
@@ -93,7 +93,7 @@ def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
 def test_every_image_of_a_request_can_be_generated_again_alone(engine):
     for model in ("text", "scales"):
         result = engine.submit(Request(model, prompt="a red heart", seed=7, count=3)).result(60)
-        assert result.seeds == image_seeds(7, 3) and result.seeds[0] == 7 and len(set(result.seeds)) == 3
+        assert result.seeds == seeds_of(7, 3) and result.seeds[0] == 7 and len(set(result.seeds)) == 3
         for image, seed in zip(result.images, result.seeds, strict=True):
             again = engine.submit(Request(model, prompt="a red heart", seed=seed)).result(60)
             assert same(again.images, [image])

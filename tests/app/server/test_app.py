@@ -542,7 +542,7 @@ def test_the_index_page_describes_the_server(other_engine):
     ("options", "message"),
     [
         (["--host", "0.0.0.0"], "no token is set"),
-        (["--batch", "0"], "the limit batch is 0: give at least 1"),
+        (["--batch-size", "0"], "--batch-size is 0"),
         (["--alias", "gpt-image-1=emoji-var"], "a model that is not served: choose among emoji-llamagen"),
     ],
 )

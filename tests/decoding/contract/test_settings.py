@@ -138,8 +138,8 @@ def test_the_table_of_names_says_what_the_methods_say(preset):
         assert names.defaults_of(type(part).__name__) == defaults
 
 
-def test_an_unknown_name_is_answered_with_the_choices():
-    with pytest.raises(ValueError, match="'jacobi'.*ar, sjd, sjd-coupled, sjd-gumbel"):
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="'jacobi'.*path-jacobi.*arimage decodings"):
         decoding_from_name("jacobi")
 
 

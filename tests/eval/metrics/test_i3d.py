@@ -15,7 +15,7 @@ from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_dist
 from arimage.eval.metrics.i3d import I3D, I3DExtractor, read_clip
 from arimage.eval.runs.manifest import label_rows
 from arimage.eval.score import estimate_score, score
-from arimage.media.files import write_video
+from arimage.media.writing import write_video
 
 
 def random_weights(network):

@@ -108,7 +108,7 @@ def test_the_teacher_generates_what_it_generates_alone(family):
     forced = torch.where(torch.arange(tokens.shape[1]) < known, tokens, -1)
     sampling = Sampling(guidance_scale=2.0, top_k=5, forced=forced)
     call = alone.prepare(class_labels=[3, 5], guidance_scale=2.0)
-    state = decode(call.model, alone.decoding, sampling, alone.prepare_seeds(seeded(1), 2))
+    state = decode(call.model, alone.decoding, sampling, alone.prepare_seeds(seeded(1), 2)[1])
     assert torch.equal(tokens[:, :count], state.tokens[:, :count])
 
 

@@ -17,7 +17,8 @@ from training.tokens.test_task import FIGURE, check_processes, check_resuming, l
 
 from arimage import AutoPipeline
 from arimage.cli import main as cli
-from arimage.media.files import can_write_mp4, read_clip, write_video
+from arimage.media.files import can_write_mp4, read_clip
+from arimage.media.writing import write_video
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")

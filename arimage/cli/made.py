@@ -1,0 +1,92 @@
+"""How a picture was made: `arimage generate --from PICTURE` reads it, and every other `generate` writes it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .. import __version__
+
+
+if TYPE_CHECKING:
+    from ..media.metadata import Metadata
+
+# Settings of a picture that are no options, or whose option has another name.
+OTHERS = ("version", "prompt", "class_label", "count", "batch_size", "made_from")
+
+
+def _fill(context: typer.Context, path: Path | None) -> Path | None:
+    """Read the `Metadata` of the picture into `context.obj`; they become the defaults of the other options."""
+    if path is None:
+        return None
+    from ..media.files import read_metadata
+
+    made = read_metadata(f"--from is {path}, which", path)
+    settings = made.model_dump(exclude_none=True)
+    options = {name: value for name, value in settings.items() if name not in OTHERS}
+    context.default_map = options | {"per_prompt": made.count}
+    context.obj = made
+    if made.version != __version__:
+        typer.echo(f"{path} was made by arimage {made.version}: this version may make another one", err=True)
+    return path
+
+
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        is_eager=True,
+        callback=_fill,
+        help="Picture or video that arimage wrote: generate it again. Other options replace its settings.",
+    ),
+]
+
+
+def from_picture(context: typer.Context, name: str) -> bool:
+    """Whether an option has its value from the picture of --from."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT_MAP"
+
+
+def check_inputs(made: "Metadata | None", given: dict[str, Any]) -> None:
+    """Refuse to make a picture again without the files that it was made from."""
+    missing = [name for name in (made and made.made_from) or [] if not given[name]]
+    if missing:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise ValueError(f"the picture of --from was made from other files: give {options} too")
+
+
+def notes_of(
+    pipe, given: dict[str, Any], conditions: list[dict[str, Any]], images: list, seeds: list[int], reads: bool
+) -> tuple[list[str], str | None]:
+    """The metadata of each image or video, and that of one sheet of all of them, None if it has several prompts.
+
+    Args:
+        given: the settings of the call by the names of `Metadata`. For those that are None the checkpoint's are taken.
+        conditions: the prompt or class of equally many images each.
+        reads: whether the call has reference images.
+    """
+    from ..media.metadata import to_text
+
+    own = {"order": pipe.order} | pipe.generation_config
+    if reads and pipe.reference_guidance_scale is not None:
+        own = own | {"guidance_scale": pipe.reference_guidance_scale}
+    frames = images[0] if pipe.abilities.generates_video else None
+    shown = frames[0] if frames else images[0]
+    settings = {name: own.get(name) if value is None else value for name, value in given.items()} | {
+        "model": shared(given["model"]),
+        "lora": [shared(text) for text in given["lora"] or []] or None,
+        "height": shown.height,
+        "width": shown.width,
+        "num_frames": frames and len(frames),
+    }
+    each = len(images) // len(conditions)
+    texts = [to_text(settings | conditions[i // each] | {"seed": seed}) for i, seed in enumerate(seeds)]
+    alone = len(conditions) == 1
+    return texts, to_text(settings | conditions[0] | {"seed": seeds[0], "count": len(images)}) if alone else None
+
+
+def shared(text: str) -> str:
+    """The name of a model or an adapter that others may see: of an absolute path, which may hold the name of a user,
+    the last part only."""
+    return Path(text).name if Path(text).expanduser().is_absolute() else text
