@@ -21,8 +21,8 @@ FOLDER = "arimage"
 OF_MODEL = "default"
 # The largest number that a field of ComfyUI's page holds exactly.
 MAX_SEED = 2**53 - 1
-# Pictures that an image may be made from.
-INPUTS = ("image", "mask_image", "image_reference")
+# Pictures that an image may be made from, with references among those of image.
+INPUTS = ("image", "mask_image")
 # Previews take at most this part of the time.
 PREVIEW_SHARE = 0.1
 MISSING = "arimage is not installed"
