@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from urllib.error import URLError
 
-import torch
 from huggingface_hub import HfApi
 
 from ..pipelines.family import HubFiles
@@ -14,7 +12,7 @@ from .job import Job
 from .metrics.clip_score import PUBLISHED as CLIP
 from .metrics.clip_score import PUBLISHED_336 as CLIP_336
 from .metrics.dinov2 import PUBLISHED as DINOV2
-from .metrics.features import WeightsFile, file_sha256
+from .metrics.features import WeightsFile, fetch, file_sha256
 from .metrics.i3d import I3D_WEIGHTS
 from .metrics.inception import INCEPTION_WEIGHTS
 
@@ -43,19 +41,7 @@ def fetch_file(file: WeightsFile) -> Path:
     path = file.kept
     if path.is_file() and file_sha256(path) == file.sha256:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        torch.hub.download_url_to_file(file.url, str(path), hash_prefix=file.sha256)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{file.url} is not the published file or broke off ({error}): repeat the command, or get the file "
-            f"elsewhere and name it with {file.option}"
-        ) from error
-    except URLError as error:
-        raise ConnectionError(
-            f"{file.url} cannot be downloaded ({error.reason}): connect, or get the file elsewhere and name it with "
-            f"{file.option}"
-        ) from error
+    fetch(file.url, path, file.sha256, f"name it with {file.option}")
     return path
 
 

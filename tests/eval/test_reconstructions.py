@@ -1,6 +1,7 @@
 """`arimage eval tokenizer`: images next to what an image tokenizer makes of them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from arimage.eval import reconstructions
+from arimage.eval.metrics import pairs
 from arimage.eval.metrics.frechet import Gaussian, frechet_distance
-from arimage.eval.metrics.pairs import ALEXNET, Lpips, psnr, ssim
+from arimage.eval.metrics.pairs import Lpips, psnr, ssim
 from arimage.eval.reconstructions import Networks, check_reconstructs, reconstruct, score_tokenizer
 from arimage.media.files import read_image
 from arimage.training.tokens.views import centre_crop
@@ -60,14 +62,22 @@ def test_ssim_is_that_of_its_definition():
 def test_lpips_of_random_weights_is_0_for_equal_images_only(tmp_path, monkeypatch):
     pytest.importorskip("torchmetrics", reason="the extra `eval` is not installed")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(ValueError, match=f"{ALEXNET} .*--download"):
+    alexnet_url = pairs.ALEXNET
+    name = Path(pairs.ALEXNET).name
+    with pytest.raises(ValueError, match=f"{name} .*--download"):
         Lpips()
-    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "hub" / "checkpoints" / ALEXNET).touch()
+    # A server of this machine that there is not.
+    monkeypatch.setattr(pairs, "ALEXNET", f"http://127.0.0.1:9/{name}")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(ConnectionError, match=f"cannot be downloaded .*put it at .*{name}"):
+        Lpips(download=True)
+    assert not list((tmp_path / "hub" / "checkpoints").iterdir())
+    (tmp_path / "hub" / "checkpoints" / name).touch()
     alexnet, asked = torchvision.models.alexnet, []
     monkeypatch.setattr(torchvision.models, "alexnet", lambda weights: asked.append(weights) or alexnet())
     lpips, images = Lpips(), noise(2, 0, 64)
-    assert asked[0].url.endswith(ALEXNET)
+    # What torchvision takes is that file.
+    assert asked[0].url == alexnet_url
     assert lpips(images, images).tolist() == pytest.approx([0, 0], abs=1e-7)
     assert (lpips(noise(2, 1, 64), images) > 1e-6).all()
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
+from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -191,6 +192,31 @@ def image_batches(paths: list[Path], size: int, name: str, read: Callable[[Path]
             batch, ahead = list(ahead), reading(following)
             yield batch
             progress.update(len(batch))
+
+
+def fetch(url: str, path: Path, sha256: str, remedy: str) -> None:
+    """Download a file with a progress bar.
+
+    Args:
+        sha256: how its SHA-256 begins.
+        remedy: what to do with a file that was got elsewhere.
+
+    Raises:
+        ValueError: if it is another file.
+        ConnectionError: if it cannot be downloaded.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=sha256)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{url} is not the published file or broke off ({error}): repeat the command, or get the file elsewhere "
+            f"and {remedy}"
+        ) from error
+    except URLError as error:
+        raise ConnectionError(
+            f"{url} cannot be downloaded ({error.reason}): connect, or get the file elsewhere and {remedy}"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def kernel_distance(
     rng = np.random.default_rng(seed)
     values, first, second = [], [], []
     for _ in range(subsets):
-        x = features[rng.choice(len(features), size, replace=False)].astype(np.float64)
-        y = reference[rng.choice(len(reference), size, replace=False)].astype(np.float64)
+        x = features[rng.choice(len(features), size, replace=False)]
+        y = reference[rng.choice(len(reference), size, replace=False)]
         within, across, of_reference = _kernel_of_others(x), kernel(x, y), _kernel_of_others(y)
         values.append(within.mean() - 2 * across.mean() + of_reference.mean())
         second.append(_interaction(within))
@@ -69,15 +69,16 @@ def kernel_distance(
         if len(set(prompts)) == 1:
             return Estimate(float(np.mean(values)))
         # Subsets seldom hold several images of a prompt: all images against the last subset say how alike those are.
-        likeness = kernel(features.astype(np.float64), x).mean(1) - kernel(features.astype(np.float64), y).mean(1)
+        likeness = kernel(features, x).mean(1) - kernel(features, y).mean(1)
         of_prompts, of_images = (clustered_variance(likeness, some)[0] for some in (prompts, None))
         variance *= max(1, of_prompts / of_images) if of_images else 1
     return Estimate(float(np.mean(values)), float(np.sqrt(variance + np.var(values) / subsets)))
 
 
 def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """(x . y / D + 1)^3 of all rows of [N, D] and [M, D]."""
-    base = x @ y.T / x.shape[1] + 1
+    """(x . y / D + 1)^3 of all rows of [N, D] and [M, D], float64. Products are as precise as the features, which
+    rounds less than a mean of thousands of them varies."""
+    base = (x @ y.T).astype(np.float64) / x.shape[1] + 1
     # NumPy's power is many times slower.
     return base * base * base
 

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import torch
 
+from .features import fetch
+
 
 # The squared error of 60 dB: an image that is reproduced exactly counts as that.
 LEAST = 1e-6
-# Of torchvision, which compares what it downloads with the hash in this name.
-ALEXNET = "alexnet-owt-7be5be79.pth"
+# Of torchvision. The name tells how the file's SHA-256 begins.
+ALEXNET, ALEXNET_SHA256 = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth", "7be5be79"
 
 
 def psnr(images: torch.FloatTensor, originals: torch.FloatTensor) -> torch.FloatTensor:
@@ -33,14 +35,18 @@ class Lpips:
         download: whether to download AlexNet, with a progress bar, if it is not in the cache of torch.
 
     Raises:
-        ValueError: if it is not there and may not be downloaded.
+        ValueError: if it is not there and may not be downloaded, or is another file.
+        ConnectionError: if it cannot be downloaded.
     """
 
     def __init__(self, device: str = "cpu", download: bool = False):
         from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
-        if not download and not (Path(torch.hub.get_dir()) / "checkpoints" / ALEXNET).is_file():
-            raise ValueError(f"lpips needs {ALEXNET} of torchvision: give --download, or leave lpips out")
+        path = Path(torch.hub.get_dir()) / "checkpoints" / Path(ALEXNET).name
+        if not path.is_file():
+            if not download:
+                raise ValueError(f"lpips needs {path.name} of torchvision: give --download, or leave lpips out")
+            fetch(ALEXNET, path, ALEXNET_SHA256, f"put it at {path}")
         self._network = LearnedPerceptualImagePatchSimilarity("alex").net.to(device)
 
     @torch.inference_mode()
