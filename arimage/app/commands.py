@@ -33,6 +33,7 @@ Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
     limits="batch_size queue max_pixels drain_seconds",
     replicas="replicas max_replicas",
     other_clients="alias lenient",
+    output="no_metadata log_level",
 )
 def serve(
     model: Models = None,
