@@ -36,6 +36,7 @@ Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
     replicas="replicas max_replicas",
     adapters="lora lora_root",
     other_clients="alias lenient",
+    output="no_metadata log_level",
 )
 def serve(
     model: Models = None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import __version__
+from .options import MODEL_HELP, check_models
 
 
 if TYPE_CHECKING:
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 OTHERS = ("version", "prompt", "class_label", "count", "batch_size", "made_from")
 
 
+def _defaults(made: "Metadata", model: str | None) -> dict[str, Any]:
+    """The defaults of options that a picture gives; for another `model` than its own only those that any takes."""
+    settings = made.model_dump(exclude_none=True)
+    names = settings.keys() - OTHERS if model in (None, made.model) else {"seed", "negative_prompt"} & settings.keys()
+    return {name: settings[name] for name in names} | {"per_prompt": made.count}
+
+
 def _fill(context: typer.Context, path: Path | None) -> Path | None:
     """Read the `Metadata` of the picture into `context.obj`; they become the defaults of the other options."""
     if path is None:
@@ -22,13 +30,16 @@ def _fill(context: typer.Context, path: Path | None) -> Path | None:
     from ..media.files import read_metadata
 
     made = read_metadata(f"--from is {path}, which", path)
-    settings = made.model_dump(exclude_none=True)
-    options = {name: value for name, value in settings.items() if name not in OTHERS}
-    context.default_map = options | {"per_prompt": made.count}
-    context.obj = made
+    context.obj, context.default_map = made, _defaults(made, context.params.get("model"))
     if made.version != __version__:
         typer.echo(f"{path} was made by arimage {made.version}: this version may make another one", err=True)
     return path
+
+
+def _choose(context: typer.Context, model: str) -> str:
+    if context.obj is not None:
+        context.default_map = _defaults(context.obj, model)
+    return str(check_models(model))
 
 
 From = Annotated[
@@ -37,9 +48,12 @@ From = Annotated[
         "--from",
         is_eager=True,
         callback=_fill,
-        help="Picture or video that arimage wrote: generate it again. Other options replace its settings.",
+        help="Picture or video that arimage wrote: generate it again. Other options replace its settings; another "
+        "--model takes its prompt and seed only.",
     ),
 ]
+# These two are read before the other options, in the order of the command line.
+Model = Annotated[str, typer.Option(is_eager=True, callback=_choose, help=MODEL_HELP)]
 
 
 def from_picture(context: typer.Context, name: str) -> bool:

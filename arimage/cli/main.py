@@ -20,7 +20,7 @@ from ..published.commands import convert_app
 from ..training.commands import train_app
 from .environment import env
 from .listings import decodings, models
-from .made import From, check_inputs, from_picture, notes_of
+from .made import From, Model, check_inputs, from_picture, notes_of
 from .options import (
     DEFAULT_MODEL,
     WRITTEN_IMAGES,
@@ -34,7 +34,6 @@ from .options import (
     GuidanceScale,
     Loras,
     MinP,
-    Model,
     NoMetadata,
     NumInferenceSteps,
     OrderOption,
@@ -224,9 +223,6 @@ def generate(
             raise ValueError(f"--prompts is {prompts}, which names images: use `arimage eval generate`, or --image")
         texts += [row["prompt"] for row in rows]
     labels = class_labels_of(class_label)
-    if made and model != made.model and from_picture(context, "lora"):
-        # Its adapters are for its model.
-        lora = None
     if made is not None and not (texts or labels):
         texts = [made.prompt] if made.prompt else []
         labels = [] if made.class_label is None else [made.class_label]
@@ -309,7 +305,7 @@ def generate(
     copies = min(at_a_time, MAX_COPIES) if made and total == 1 else 1
     at_a_time = min(at_a_time, total * copies)
     generators = [torch.Generator().manual_seed(seed) for _ in range(copies)]
-    # Settings of a picture that another model has none of are left out.
+    # What a picture has and another model does not take is left out.
     optional = {
         name: value
         for name, value in optional.items()

@@ -107,10 +107,8 @@ def check_orders(orders: list[str] | None) -> list[str] | None:
     return orders
 
 
-Model = Annotated[
-    str,
-    typer.Option(callback=check_models, help="Name of an installed or published model, a folder, or a Hub id."),
-]
+MODEL_HELP = "Name of an installed or published model, a folder, or a Hub id."
+Model = Annotated[str, typer.Option(callback=check_models, help=MODEL_HELP)]
 Loras = Annotated[
     list[str] | None,
     typer.Option(

@@ -88,7 +88,8 @@ cli.run()
 
 def test_one_prompt_to_a_file_with_every_setting(run, models, tmp_path):
     out = tmp_path / "new" / "heart.png"
-    settings = {"guidance_scale": 3.0, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "decoding": "sjd-gumbel"}
+    settings = {"guidance_scale": 3.0, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.02}
+    settings |= {"decoding": "sjd-gumbel"}
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
     options = ["--model", models / "text", "--out", out, "--seed", 3, "--device", "cpu"]
     code, output, err = run("generate", PROMPTS[0], *options)

@@ -96,9 +96,12 @@ def test_other_options_replace_the_settings_of_the_picture(generate):
     # The picture itself stays.
     (second,), _ = generate("--from", path, "--temperature", 2)
     assert second == path.with_stem(f"{path.stem}-2")
-    # Its adapters are for its model.
-    (classes,), _ = generate("--from", path, "--model", "./class", "--class-label", 3)
-    assert found_in(classes)["class_label"] == 3 and not {"prompt", "lora"} & found_in(classes).keys()
+    # Another model has its own settings, and takes the prompt and the seed.
+    for options in (["--from", path, "--model", "./class"], ["--model", "./class", "--from", path]):
+        (classes,), _ = generate(*options, "--class-label", 3)
+        found = found_in(classes)
+        assert (found["class_label"], found["seed"], found["temperature"]) == (3, 3, 1.0)
+        assert not {"prompt", "lora"} & found.keys()
 
 
 def test_no_metadata_leaves_nothing_in_the_files(generate, refused):

@@ -39,6 +39,8 @@ def unloaded(monkeypatch):
         ("text", ["x", "--guidance-scale", "nan"], "guidance_scale is nan"),
         ("text", ["x", "-n", "0"], "--per-prompt is 0"),
         ("text", ["--class-label", "3"], ""),
+        ("text", ["x", "--task", "canny_pred"], ""),
+        ("text", ["x", "--decoder-guidance-scale", "2"], ""),
         ("class", ["x"], "this checkpoint generates classes and does not name them: give class_labels"),
         ("class", ["--class-label", "99"], "class_labels are [99]: give one or more ids from 0 to 9"),
         ("class", [], "give prompts"),

@@ -1,5 +1,7 @@
 """`arimage generate --image` with models that read reference images."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from families import seeded
@@ -7,7 +9,11 @@ from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
 from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.lumina_dimoo import tiny as tiny_lumina_dimoo
+from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 from pipelines.nextstep import tiny as tiny_nextstep
+
+from arimage.media.files import read_metadata
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +21,8 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     tiny_emu35.pipeline().save_pretrained(root / "reads")
     tiny_nextstep.pipeline().save_pretrained(root / "latents")
+    tiny_lumina_dimoo.pipeline().save_pretrained(root / "tasks")
+    tiny_mammothmoda2.pipeline().save_pretrained(root / "decoder")
     tiny_llamagen.text_pipeline(4).save_pretrained(root / "text")
     return root
 
@@ -77,3 +85,16 @@ def test_too_many_images_are_refused(refused, options):
     assert "reads 3 reference images, not 4" in refused(*options("reads"), *["--image", "0.png"] * 4)
     assert "reads no reference images, not 1" in refused(*options("text"), *["--image", "0.png"] * 2)
     assert "has no transparency" in refused(*options("text"), "--image", "0.png")
+
+
+def test_a_task_and_the_guidance_of_a_decoder_are_those_of_the_pipeline(generate):
+    found = generate("tasks", "--image", "0.png", "--task", "canny_pred")
+    [image] = tiny_lumina_dimoo.pipeline()(
+        "make it blue", image=REFERENCES[0], task="canny_pred", generator=seeded(0)
+    ).images
+    np.testing.assert_array_equal(found, np.asarray(image))
+    assert read_metadata("x", Path("out.png")).task == "canny_pred"
+    found = generate("decoder", "--decoder-guidance-scale", 3)
+    [image] = tiny_mammothmoda2.pipeline()("make it blue", decoder_guidance_scale=3.0, generator=seeded(0)).images
+    np.testing.assert_array_equal(found, np.asarray(image))
+    assert read_metadata("x", Path("out.png")).decoder_guidance_scale == 3

@@ -11,10 +11,11 @@ class Loaded(Exception):
     pass
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("command", "module"),
     [
+        ("generate tree", "arimage.cli.main"),
         ("bench", "arimage.eval.commands"),
         ("eval generate --prompts emoji --out out", "arimage.eval.commands"),
         ("serve --port 0", "arimage.app.engine.models"),
