@@ -13,6 +13,7 @@ import threading
 import time
 import zipfile
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.request import Request as UrlRequest
@@ -138,6 +139,14 @@ def container_runtime() -> str | None:
     return None
 
 
+def docker_ignores(folder: str, names: list[str]) -> set[str]:
+    """The names in a folder of the repository that .dockerignore leaves out."""
+    lines = (ROOT / ".dockerignore").read_text().split()
+    everywhere = [line.removeprefix("**/") for line in lines if line.startswith("**/")]
+    here = lines if Path(folder) == ROOT else []
+    return {name for name in names if any(fnmatch(name, pattern) for pattern in [*everywhere, *here])}
+
+
 @contextmanager
 def served_by(command: list[str], port: int):
     """A process that serves at a port, once it is healthy."""
@@ -194,9 +203,8 @@ def test_the_steps_of_the_dockerfile_make_a_server_with_peft(tmp_path):
     """Its steps in a fresh environment, with the packages of PyPI."""
     build, _, _ = DOCKERFILE.replace("\\\n", " ").partition("\nFROM ")[2].partition("\nFROM ")
     steps = re.findall(r"^RUN (.*)$", build, re.MULTILINE)
-    ignored = [line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().split()]
     source, target = tmp_path / "src", tmp_path / "opt"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*ignored))
+    shutil.copytree(ROOT, source, ignore=docker_ignores)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"DEVICE": "cuda", "PATH": f"{target}/bin:{os.environ['PATH']}", "PIP_NO_CACHE_DIR": "1"}
     assert len(steps) == 3

@@ -53,7 +53,7 @@ async def load(http: HTTPRequest, state: State, adapters: Folder) -> dict:
     model = state.model_of(fields.model, state.backend.models)
     source = await run_in_threadpool(_inside, adapters.folder, fields.lora_path)
     name = await run_in_threadpool(adapters.engine.load_adapter, model, fields.lora_name, source, fields.scale)
-    state.names = {fields.lora_name: name} | dict(state.names) | {name: name}
+    state.names = {**state.names, name: name} | ({} if fields.lora_name in state.names else {fields.lora_name: name})
     return describe_model(name, name, state.models[name], state.started)
 
 

@@ -4,11 +4,11 @@ import base64
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HTTPRequest
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
@@ -64,7 +64,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-CONTENT = TypeAdapter(str | list[TextPart | ImagePart])
+CONTENT = TypeAdapter(list[Annotated[TextPart | ImagePart, Field(discriminator="type")]])
 
 
 class ChatFields(BaseModel):
@@ -95,8 +95,7 @@ class ChatFields(BaseModel):
         said = [message.content for message in self.messages if message.role == "user"]
         if not said:
             raise Refused("no message is from the user: send one with the prompt", "messages")
-        content = CONTENT.validate_python(said[-1])
-        parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+        parts = parts_of("messages", said[-1], "text", CONTENT)
         images = [EmbeddedImage(image_url=part.image_url.url) for part in parts if isinstance(part, ImagePart)]
         if len(images) > MAX_FILES:
             raise Refused(f"the message has more than {MAX_FILES} images: send fewer", "messages")
@@ -108,6 +107,25 @@ class ChatFields(BaseModel):
         fields = Fields.read(settings | own, lenient)
         files = {"image": [image.read("messages") for image in images]} if images else {}
         return fields, files, ignored_of(self, ABOUT_TEXT, lenient)
+
+
+def parts_of(field: str, content: Any, kind: str, parts: TypeAdapter) -> list[Any]:
+    """The parts of a message.
+
+    Args:
+        field: where the message is.
+        content: its parts, or its text alone.
+        kind: the type of a part that is a text.
+        parts: which parts there may be.
+
+    Raises:
+        Refused: if there are others.
+    """
+    try:
+        return parts.validate_python([{"type": kind, "text": content}] if isinstance(content, str) else content)
+    except ValidationError as error:
+        message = "the last message of the user is neither a text nor a list of texts and images: send one of them"
+        raise Refused(message, field) from error
 
 
 def ignored_of(fields: BaseModel, known: frozenset[str], lenient: bool) -> list[str]:

@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, connections: Connections, protocol: asyncio.Protocol):
         self._connections, self._protocol = connections, protocol
-        self._transport: asyncio.Transport | None = None
+        self._transport: Any = None
         self._timer: asyncio.TimerHandle | None = None
         self._answering, self._unsent = 0, 0
 
@@ -101,7 +102,6 @@ class Connection(asyncio.Protocol):
             self._wait()
 
     def abort(self) -> None:
-        assert self._transport is not None
         self._transport.abort()
 
     def connection_made(self, transport):
@@ -132,15 +132,14 @@ class Connection(asyncio.Protocol):
         self._protocol.connection_lost(exc)
 
     def _wait(self) -> None:
-        assert self._transport is not None
         self.stop()
-        if not self._connections.known:
+        # It may have been lost while it was being answered.
+        if not self._connections.known or self not in self._connections.open:
             return
         self._unsent = self._transport.get_write_buffer_size()
         self._timer = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._expire)
 
     def _expire(self) -> None:
-        assert self._transport is not None
         # A client that still reads its answer may take longer.
         if self._transport.get_write_buffer_size() < self._unsent:
             self._wait()

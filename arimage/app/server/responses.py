@@ -4,18 +4,18 @@ import base64
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HTTPRequest
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from ..engine.types import Refused, Result
 from .bodies import MAX_FILES, Uploads
-from .chat import ChatMessage, ignored_of
+from .chat import ChatMessage, ignored_of, parts_of
 from .generating import HEARTBEAT, EventStream, Generation, prepared, sse
 from .schemas import EmbeddedImage, Fields, Notes, body_of, facts
 from .state import State, accepting, authorised
@@ -55,7 +55,7 @@ class ImagePart(BaseModel):
     detail: str | None = None
 
 
-CONTENT = TypeAdapter(str | list[TextPart | ImagePart])
+CONTENT = TypeAdapter(list[Annotated[TextPart | ImagePart, Field(discriminator="type")]])
 
 
 class ImageTool(BaseModel):
@@ -99,8 +99,7 @@ class ResponseFields(BaseModel):
         said = [item.content for item in items if item.role == "user"]
         if not said:
             raise Refused("no message is from the user: send one with the prompt", "input")
-        content = CONTENT.validate_python(said[-1])
-        parts = [TextPart(type="input_text", text=content)] if isinstance(content, str) else content
+        parts = parts_of("input", said[-1], "input_text", CONTENT)
         tool = self.tool
         given = dict(tool.model_extra or {})
         prompt = "\n".join(part.text for part in parts if isinstance(part, TextPart))

@@ -14,7 +14,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
-from arimage.app.server import bodies, images
+from arimage.app.server import bodies, generating
 from arimage.app.server.app import build_server
 
 
@@ -57,7 +57,7 @@ def test_a_larger_one_is_refused_before_it_is_decoded(client, monkeypatch):
 
 
 def test_too_many_references_are_refused_before_one_is_decoded(client, monkeypatch):
-    monkeypatch.setattr(images, "read_upload", lambda *_: pytest.fail("one was decoded"))
+    monkeypatch.setattr(generating, "read_upload", lambda *_: pytest.fail("one was decoded"))
     with pytest.raises(openai.BadRequestError, match="takes 3 reference images, not 4"):
         client.images.edit(image=[("a.jpg", photo(8, 8))] * 4, prompt="a", model="reads")
 
@@ -76,7 +76,7 @@ def test_pictures_may_be_numbered(engine, submitted, names):
 
 
 def test_few_photos_are_decoded_at_a_time(engine, monkeypatch):
-    read, lock, now, most = images.read_upload, threading.Lock(), 0, 0
+    read, lock, now, most = generating.read_upload, threading.Lock(), 0, 0
 
     def slow(*arguments):
         nonlocal now, most
@@ -88,7 +88,7 @@ def test_few_photos_are_decoded_at_a_time(engine, monkeypatch):
             now -= 1
         return image
 
-    monkeypatch.setattr(images, "read_upload", slow)
+    monkeypatch.setattr(generating, "read_upload", slow)
     own = Engine({"text": tiny_llamagen.text_pipeline()})
     with serving(own, lenient=True) as address:
         asked = {"data": {"prompt": "a"}, "files": {"image": photo(64, 64)}}

@@ -112,6 +112,14 @@ def test_answers_do_not_end_where_connections_are_unknown(server, engine, monkey
     assert caplog.text.count("hides connections") == 1
 
 
+def test_an_address_that_is_taken_meanwhile_ends_the_server(engine):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = uvicorn_server.Server(None, engine, *taken.getsockname(), log_level="critical")
+        with pytest.raises(SystemExit):
+            server.run()
+    engine.close()
+
+
 def test_silent_connections_leave_room(server):
     with ExitStack() as stack:
         silent = [stack.enter_context(connected(server)) for _ in range(40)]

@@ -211,10 +211,9 @@ def test_a_draining_server_waits_until_its_videos_are_downloaded(held_maker):
             client.videos.create(prompt="a")
         held_maker.go.set()
         assert client.videos.poll(video.id, poll_interval_ms=20).status == "completed"
+        wait_for(lambda: metric(address, "arimage_videos_total", status="completed", model=video.model) == 1)
+        assert metric(address, "arimage_video_seconds_count") == 1
+        assert metric(address, "arimage_unfinished_videos") == 0
         assert not server.stopping
         assert client.videos.download_content(video.id).content
-        assert metric(address, "arimage_videos_total", status="completed", model=video.model) == 1
-        assert (
-            metric(address, "arimage_video_seconds_count") == 1 and metric(address, "arimage_unfinished_videos") == 0
-        )
         wait_for(lambda: server.stopping, 10)
