@@ -161,7 +161,9 @@ YAML = TOML.replace(" =", ":")
 @pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML)])
 def test_a_file_holds_options(served, tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    CliRunner().invoke(cli.app, ["serve", "--config", str(tmp_path / name), "--batch-size", "5"], catch_exceptions=False)
+    CliRunner().invoke(
+        cli.app, ["serve", "--config", str(tmp_path / name), "--batch-size", "5"], catch_exceptions=False
+    )
     assert served["aliases"] == {"a": "emoji-llamagen"} and served["lenient"] is True
     # What is given replaces what the file holds.
     assert (served["limits"].batch, served["limits"].output_pixels) == (5, 65536)
