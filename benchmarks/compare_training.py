@@ -99,9 +99,9 @@ def main() -> None:
         original = GPT_models["GPT-B"](block_size=SIDE**2).to(device).eval()
         nn.init.normal_(original.output.weight, std=0.02)
         converted = llamagen_transformer_from_original(original.state_dict(), image_size=16 * SIDE, downsample=16)
-        # `from_config` ignores what replaces a default.
+        # With the names of those that were defaults, `from_config` ignores others in their place.
         config = {name: value for name, value in converted.config.items() if not name.startswith("_")}
-        ours = type(converted)(**config | {"dropout": 0.1}).to(device, dtype).eval()
+        ours = type(converted).from_config(config | {"dropout": 0.1}).to(device, dtype).eval()
         ours.load_state_dict(converted.state_dict())
         tokens = torch.randint(16384, (batch, SIDE**2), device=device)
         labels = torch.randint(CLASSES, (batch,), device=device)

@@ -516,8 +516,8 @@ def neighbours(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Fit a model of neighbours to a LlamaGen, in minutes, for the setting "corrections" of "sjd-coupled". Needs
-    tokens of the model. OUT/model is the model with it."""
+    """Fit a model of neighbours to a LlamaGen or a language model, in minutes, for the setting "corrections" of
+    "sjd-coupled". Needs tokens of the model. OUT/model is the model with it."""
     from .acceleration.neighbours import run_neighbours
     from .resuming import alone_in
 

@@ -95,6 +95,7 @@ VARIANTS = {
         "zipar:window=2,adaptive=true",
     ],
     "llamagen-class": ["sjd-coupled:window=4,corrections=2"],
+    "janus": ["sjd-coupled:window=4,corrections=2"],
     "arpg": ["groups", "groups:groups=1+3+12,guidance_schedule=constant,attention=causal"],
     "var-text": ["next-scale:more_smooth=true"],
     "cosmos-text": ["sjd-coupled:window=4,init=previous"],

@@ -4,6 +4,7 @@ import json
 import string
 from pathlib import Path
 
+import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -11,6 +12,7 @@ from transformers import JanusImageProcessor, JanusProcessor, PreTrainedTokenize
 
 from arimage import JanusPipeline
 from arimage.convert import convert_janus
+from arimage.models.neighbours import NeighbourModel
 
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -158,7 +160,9 @@ def write_original(folder: Path, state: dict[str, torch.Tensor] | None = None, s
 
 
 def pipeline() -> JanusPipeline:
-    return JanusPipeline(convert_janus(FOLDER).model, processor())
+    model = convert_janus(FOLDER).model
+    neighbours = tiny.randomise(NeighbourModel(model.config.vq_config.num_embeddings, rank=4), 0)
+    return JanusPipeline(model, processor(), neighbours)
 
 
 PIPELINES = {
