@@ -12,24 +12,26 @@ from torch import nn
 from ..settings.schema import Count, Share, Width, checked
 from .layers import Linear, init_normal
 from .mixin import ModelMixin
+from .neighbours import NeighbourModel
 
 
 Offset = tuple[Annotated[int, Field(strict=True, ge=-16, le=0)], Annotated[int, Field(strict=True, ge=-16, le=16)]]
-OFFSETS = ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (0, -3), (-1, 2), (-1, -2))
+FURTHER = ((0, -2), (0, -3), (-1, 2), (-1, -2))
 
 
 class WindowDrafter(ModelMixin, ConfigMixin):
     """Predicts how the guided logits of a token change with the tokens next to it, from the feature that the
-    transformer computed for it when these were others: a multilayer perceptron for each token by itself. It takes the
-    place of a `NeighbourModel` in the `corrections` of `SpeculativeJacobiDecoding`, see `Neighbours` in
+    transformer computed for it when these were others: a multilayer perceptron for each token by itself, added to a
+    `NeighbourModel`, whose place it takes in the `corrections` of `SpeculativeJacobiDecoding`, see `Neighbours` in
     `arimage.decoding.contract.models`.
 
     Args:
         vocab_size, feature_size (`int`): V and D, the transformer's vocabulary and width.
-        rank (`int`): width of the embeddings of tokens.
+        rank, table_rank (`int`): width of the embeddings of tokens, and rank of the `NeighbourModel`.
         hidden_size (`int`): width of the hidden layer.
         dropout (`float`): of the hidden layer, in training.
-        offsets (`list[list[int]]`): the rows and columns from a token to those next to it that it reads.
+        further (`list[list[int]]`): the rows and columns from a token to those that it reads besides the four of a
+            `NeighbourModel`.
     """
 
     reads_features: ClassVar[bool] = True
@@ -43,10 +45,12 @@ class WindowDrafter(ModelMixin, ConfigMixin):
         rank: Width = 48,
         hidden_size: Width = 384,
         dropout: Share = 0.2,
-        offsets: Annotated[tuple[Offset, ...], Field(min_length=1, max_length=64)] = OFFSETS,
+        table_rank: Width = 32,
+        further: Annotated[tuple[Offset, ...], Field(max_length=64)] = FURTHER,
     ):
         super().__init__()
-        self.offsets = [tuple(offset) for offset in offsets]
+        self.offsets = offsets = [*NeighbourModel.offsets, *map(tuple, further)]
+        self.table = NeighbourModel(vocab_size, table_rank)
         # The first one is for none.
         self.embedding = nn.Embedding(vocab_size + 1, rank)
         self.now = Linear(len(offsets) * rank, hidden_size, bias=False)
@@ -57,8 +61,11 @@ class WindowDrafter(ModelMixin, ConfigMixin):
         self.head = Linear(feature_size, vocab_size, bias=False)
 
     @classmethod
-    def for_transformer(cls, transformer: nn.Module, **shape) -> Self:
-        """A drafter to train, which changes nothing at first. It begins with the transformer's own `head`."""
+    def for_transformer(cls, transformer: nn.Module, table: NeighbourModel | None = None, **shape) -> Self:
+        """A drafter to train, with the transformer's own `head`. It begins as the model of neighbours `table`, or as
+        one that changes nothing."""
+        if table is not None:
+            shape["table_rank"] = table.config.rank
         drafter = cls(transformer.config.vocab_size, transformer.config.hidden_size, **shape)
         with torch.no_grad():
             init_normal(drafter, 0.05)
@@ -68,6 +75,11 @@ class WindowDrafter(ModelMixin, ConfigMixin):
                 nn.init.zeros_(layer.weight)
                 nn.init.zeros_(layer.bias)
             drafter.head.weight.copy_(transformer.head.weight)
+            if table is None:
+                init_normal(drafter.table, 0.1)
+                nn.init.zeros_(drafter.table.out_proj.weight)
+            else:
+                drafter.table.load_state_dict(table.state_dict())
         return drafter
 
     def change(
@@ -81,4 +93,6 @@ class WindowDrafter(ModelMixin, ConfigMixin):
         hidden = F.gelu(self.feature(features) + tokens)
         hidden = F.dropout(hidden, self.config.dropout, self.training)
         change = self.head(self.shift(hidden) + self.scale(hidden) * features).float()
+        near = len(NeighbourModel.offsets)
+        change = change + self.table.change(now[..., :near], before[..., :near])
         return change * (now != before).any(-1, keepdim=True)

@@ -31,14 +31,16 @@ def test_nothing_changes_where_the_tokens_are_the_same():
     assert (change[:, ::2] == 0).all() and (change[:, 1::2] != 0).any(-1).all()
 
 
-def test_a_new_one_changes_nothing():
-    transformer = tiny_llamagen.transformer("class")
+def test_a_new_one_is_the_model_of_neighbours_that_it_begins_with():
+    transformer, table = tiny_llamagen.transformer("class"), tiny_llamagen.neighbours()
     drafter = WindowDrafter.for_transformer(transformer, rank=4)
     assert (drafter.change(*inputs()) == 0).all()
     assert torch.equal(drafter.head.weight, transformer.head.weight)
+    drafter, (now, before, features) = WindowDrafter.for_transformer(transformer, table, rank=4), inputs()
+    assert torch.equal(drafter.change(now, before, features), table.change(now[..., :4], before[..., :4]))
 
 
-@pytest.mark.parametrize("offsets", [[], [[0, 1, 2]], [[1, 0]]])
-def test_offsets_that_are_none_are_refused(offsets):
-    with pytest.raises(ValueError, match="offsets"):
-        WindowDrafter(8, 32, offsets=offsets)
+@pytest.mark.parametrize("further", [[[0, 1, 2]], [[1, 0]]])
+def test_offsets_that_are_none_are_refused(further):
+    with pytest.raises(ValueError, match="further"):
+        WindowDrafter(8, 32, further=further)

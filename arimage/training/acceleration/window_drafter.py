@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from ...decoding import Sampling, SpeculativeJacobiDecoding, decode
 from ...decoding.jacobi.corrections import ranks_around, tokens_around
+from ...models.neighbours import NeighbourModel
 from ...models.window_drafter import WindowDrafter
 from ...pipelines.base import ARPipeline
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
@@ -198,7 +199,8 @@ def begin_window_drafter(recipe: PartRecipe, pipe: ARPipeline, sets: Sets, out: 
     if not isinstance(drafter, WindowDrafter) or recipe.model:
         config = pipe.transformer.config
         new_model(WindowDrafter, recipe.model, "model", vocab_size=config.vocab_size, feature_size=config.hidden_size)
-        drafter = WindowDrafter.for_transformer(pipe.transformer, **recipe.model)
+        table = drafter if isinstance(drafter, NeighbourModel) else None
+        drafter = WindowDrafter.for_transformer(pipe.transformer, table, **recipe.model)
     drafter = drafter.to(pipe.device).type(pipe.transformer.dtype).requires_grad_(True)
     task = WindowDrafterTask(drafter, pipe, sets, settings)
     pipe.register_modules(neighbours=drafter)

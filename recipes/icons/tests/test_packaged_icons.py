@@ -16,7 +16,7 @@ def pipe(request):
 
 
 def test_packaged_weights_are_small():
-    assert sum(path.stat().st_size for path in MODELS.rglob("*") if path.is_file()) <= 36e6
+    assert sum(path.stat().st_size for path in MODELS.rglob("*") if path.is_file()) <= 37e6
 
 
 def test_seeds_give_different_icons_of_what_is_asked_in_few_exact_passes(pipe):
