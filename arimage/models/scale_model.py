@@ -122,7 +122,7 @@ class ScaleTransformer:
             conditions = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
         if inputs is not None:
             parts.append(self.input_projection(inputs))
-        hidden = torch.cat(parts, dim=1) + self.embed_places(levels, first)
+        hidden = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)) + self.embed_places(levels, first)
         if prefix is not None:
             hidden = torch.cat([prefix, hidden], dim=1)
         whole, cells, table = hidden, None, None if rotary is None else rotary[None]
