@@ -142,7 +142,7 @@ class ScaleTransformer:
         steps = steps and runs_kernels(self)
         dtype, rows = self.dtype if self.in_float32 else hidden.dtype, hidden.flatten(0, 1)
         *blocks, (scale, shift, *texts) = conditions
-        if steps and not has_many_rows(rows):
+        if cache is not None and steps and not has_many_rows(rows):
             # Of one map, which sees all of the image before it.
             if mask is None:
                 mask = hidden.new_empty(len(hidden), 0, dtype=torch.bool)
