@@ -54,7 +54,7 @@ def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding, 
 
 
 # Layers of which no step has kernels.
-IN_TORCH = {"halton-maskgit-class", "halton-maskgit-text", "llamagen-dd", "lpd", "lumina-dimoo", "var-dd"}
+IN_TORCH = {"halton-maskgit-class", "halton-maskgit-text", "lpd", "lumina-dimoo", "var-dd"}
 
 
 @pytest.mark.slow
