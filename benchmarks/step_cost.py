@@ -251,7 +251,7 @@ class StepCounter(TorchDispatchMode):
             moved += 2 * size(states) // 3
         if name == "head_norms":
             # What is copied, too; the values and the keys are written.
-            values.pop("past_keys"), values.pop("past_values")
+            del values["past_keys"], values["past_values"]
             moved += sum(size(each) + size(each[:, :, : values["first"]]) for each in (keys, of_cache))
         if "positions" in values and values.get("table") is not None:
             # As many rotations as there are positions.

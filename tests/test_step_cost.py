@@ -180,13 +180,13 @@ def test_the_kernels_of_a_step_read_what_they_need_only():
 
 # And the most launches of a step outside of its layers.
 PER_LAYER = {
-    "janus-pro-7b": (5, 10),
-    "emu3-gen": (5, 7),
-    "emu3.5-image": (5, 7),
-    "anole-7b": (5, 6),
-    "mammothmoda2-preview": (5, 7),
-    "x-omni-en": (5, 6),
-    "glm-image": (7, 6),
+    "janus-pro-7b": (5, 8),
+    "emu3-gen": (5, 5),
+    "emu3.5-image": (5, 5),
+    "anole-7b": (5, 5),
+    "mammothmoda2-preview": (5, 5),
+    "x-omni-en": (5, 4),
+    "glm-image": (7, 4),
     "cosmos-5b": (9, 6),
     "rar-b-256": (5, 20),
 }
@@ -275,15 +275,18 @@ def test_pruned_scales_cost_less_and_the_others_as_much():
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("model", "launches"), [("var-d30", 6), pytest.param("infinity-2b", 9, marks=pytest.mark.slow)]
+    ("model", "few", "many", "scales"),
+    [("var-d30", 5, 9, ("2x2", "8x8")), pytest.param("infinity-2b", 7, 13, ("2x2", "8x8"), marks=pytest.mark.slow)]
+    + [pytest.param("infinitystar-480p", 5, 10, ("1x2x3", "1x5x9"), marks=pytest.mark.slow)],
 )
-def test_launches_of_a_layer_at_a_scale_of_few_cells(model, launches):
-    decoding = decoding_from_name("next-scale", stop_after=2)
-    one, two = (
-        step_cost.scale_costs(step_models.MODELS[model].build(layers)(1), decoding, 1)["scale 2x2"].launches[0]
-        for layers in (1, 2)
-    )
-    assert two - one == launches
+def test_launches_of_a_layer_at_a_scale_of_few_cells_and_of_many(model, few, many, scales):
+    shapes = step_models.MODELS[model].build(1)(1).model.scales
+    stop = 1 + ["x".join(map(str, shape)) for shape in shapes].index(scales[1])
+    decoding = decoding_from_name("next-scale", stop_after=stop)
+    one, two = (step_cost.scale_costs(step_models.MODELS[model].build(layers)(1), decoding, 1) for layers in (1, 2))
+    found = [two[f"scale {scale}"].launches[0] - one[f"scale {scale}"].launches[0] for scale in scales]
+    times = [shapes[:stop].count(tuple(map(int, scale.split("x")))) for scale in scales]
+    assert found == [few * times[0], many * times[1]]
 
 
 TABLE = {row[:3]: row[3:] for row in step_cost.read_table()}

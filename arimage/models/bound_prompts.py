@@ -29,12 +29,11 @@ def bind_prompts(
         first, head_first: the rows of their embeddings and of the head that belong to the first of them.
         settings: further arguments of `LanguageTokenModel`.
     """
-    table, head = model.get_input_embeddings(), CodeHead(model.gen_head, head_first, num_codes)
+    table = model.get_input_embeddings()
     bound = LanguageTokenModel(
         model,
         embed=(lambda tokens: table(tokens + first)) if first else table,
-        # Prompts have one channel more than hidden states.
-        head=lambda hidden: head(hidden[..., : model.config.hidden_size]),
+        head=CodeHead(model.gen_head, head_first, num_codes, model.config.hidden_size),
         layout=layout,
         inputs_embeds=model.embed(input_ids),
         attention_mask=attention_mask,

@@ -18,11 +18,13 @@ from .step_layer import Norm
 class CodeHead:
     """The part of a head that computes the logits of `count` image tokens, whose ids in the language model start at
     `first`. It multiplies only these rows of the weight, unless the weight is offloaded, quantised or divided over
-    devices, or the head is another layer, such as one with an adapter."""
+    devices, or the head is another layer, such as one with an adapter. Of a prompt, which may have more channels than
+    hidden states, it reads the first `width`; None for all."""
 
     lm_head: nn.Linear
     first: int
     count: int
+    width: int | None = None
 
     @property
     def weight(self) -> torch.Tensor | None:
@@ -35,7 +37,7 @@ class CodeHead:
         return weight[self.first : self.first + self.count]
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
+        weight, hidden = self.weight, hidden[..., : self.width]
         if weight is None:
             return self.lm_head(hidden)[..., self.first : self.first + self.count]
         return F.linear(hidden.to(weight.device), weight)

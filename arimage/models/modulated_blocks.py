@@ -139,8 +139,9 @@ class Attention(nn.Module):
         else:
             states = states.unflatten(0, (len(gate), -1))
             query = unit_heads(states, log_scale, self.length, keys, values, cache.first, rotary).transpose(1, 2)
-            seen = (cached[:, :, : cache.attended] for cached in (keys, values))
-            attended = attend(query, *seen, visible, self.softmax_scale).transpose(1, 2).reshape(before.rows.shape)
+            key, value = (cached[:, :, : cache.attended] for cached in (keys, values))
+            attended = attend(query, key, value, visible, self.softmax_scale).transpose(1, 2)
+            attended = attended.reshape(before.rows.shape)
         return before.add(self.out_proj, attended, after, gate[:, 0])
 
 

@@ -122,7 +122,7 @@ class ScaleTransformer:
             conditions = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
         if inputs is not None:
             parts.append(self.input_projection(inputs))
-        hidden = torch.cat(parts, dim=1) + self.embed_places(levels, first)
+        hidden = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)) + self.embed_places(levels, first)
         if prefix is not None:
             hidden = torch.cat([prefix, hidden], dim=1)
         whole, cells, table = hidden, None, None if rotary is None else rotary[None]
@@ -142,7 +142,7 @@ class ScaleTransformer:
         steps = steps and runs_kernels(self)
         dtype, rows = self.dtype if self.in_float32 else hidden.dtype, hidden.flatten(0, 1)
         *blocks, (scale, shift, *texts) = conditions
-        if steps and not has_many_rows(rows):
+        if cache is not None and steps and not has_many_rows(rows):
             # Of one map, which sees all of the image before it.
             if mask is None:
                 mask = hidden.new_empty(len(hidden), 0, dtype=torch.bool)

@@ -54,21 +54,21 @@ def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding, 
 
 
 # Layers of which no step has kernels.
-IN_TORCH = {"halton-maskgit-class", "halton-maskgit-text", "llamagen-dd", "lpd", "lumina-dimoo", "var-dd"}
+IN_TORCH = {"halton-maskgit-class", "halton-maskgit-text", "lpd", "lumina-dimoo", "var-dd"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_preset_by_kernels_gives_the_tokens_of_torch(monkeypatch, family):
-    runs = [(run, small(name)) for name in pipeline(family, "cpu").decoding_names for run in (call, refilled)]
-    for run, text in runs:
-        expected(family, run, text)
+    texts = [small(name) for name in pipeline(family, "cpu").decoding_names]
+    for text in texts:
+        expected(family, call, text)
     allow_steps(monkeypatch)
     rows, pipe = count_layers(monkeypatch), pipeline(family, "replayed")
     pipe._compiled.clear()
-    found = {(run.__name__, text): compare(family, "replayed", run, text) for run, text in runs}
+    found = {text: compare(family, "replayed", call, text) for text in texts}
     pipe._compiled.clear()
-    assert {case: differences for case, differences in found.items() if differences} == {}
+    assert {text: differences for text, differences in found.items() if differences} == {}
     assert bool(rows) == (family not in IN_TORCH)
 
 

@@ -317,7 +317,8 @@ def text_attention(x, weight, bias, eps, norm_weight, norm_bias, keys, values, s
     out = torch.empty(len(x), len(weight), dtype=weight.dtype, device=x.device)
     yield out
     product = {"weight": weight, "bias": bias, "norm_weight": norm_weight, "norm_bias": norm_bias, "eps": eps}
-    _launch(x[:, None], keys, values, seen, *2 * keys.shape[2:3], out, **product)
+    end = keys.shape[2]
+    _launch(x[:, None], keys, values, seen, end, end, out, **product)
 
 
 POINTERS = ("slot", "end", "visible", "table", "position", "index", "query_gain", "query_bias", "key_gain", "key_bias")

@@ -25,11 +25,14 @@ def scaled_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTens
     return (F.linear(x, wide) * scale).to(x.dtype)
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor | None) -> torch.Tensor:
-    """The product with a weight, of 8 bits if it has a `scale`."""
+def product(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor | None, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The product with a weight, of 8 bits if it has a `scale`, and a `bias`."""
     if scale is None:
-        return F.linear(x, weight)
-    return (int8_product if isinstance(weight, PackedWeight) else scaled_product)(x, weight, scale)
+        return F.linear(x, weight, bias)
+    scaled = (int8_product if isinstance(weight, PackedWeight) else scaled_product)(x, weight, scale)
+    return scaled if bias is None else scaled + bias
 
 
 def lie_together(weight: torch.Tensor, up: torch.Tensor) -> bool:
@@ -81,7 +84,7 @@ def linear(
         residual: [R, N], what is added to the product. Of more than `MOST_ROWS` rows the result takes its memory.
         scale, up_scale: float32 [N], what the rows of weights of 8 bits are multiplied by. These are int8, or float8
             where the card has it.
-        bias: [N].
+        bias: [N], of a product without `up`.
         gelu: whether it ends with this activation, of a product alone.
         index: int64 [R], the rows of `x` that are taken, in place of all.
     """
@@ -90,9 +93,7 @@ def linear(
     if residual is not None and up is None and scale is None and bias is None and has_many_rows(x):
         # The sum is part of the product.
         return residual.addmm_(states, weight.t())
-    result = product(states, weight, scale) if up is None else gated(states, weight, up, scale, up_scale)
-    if bias is not None:
-        result = result + bias
+    result = product(states, weight, scale, bias) if up is None else gated(states, weight, up, scale, up_scale)
     if residual is None:
         return F.gelu(result) if gelu else result
     return residual.add_(result) if has_many_rows(x) else residual + result

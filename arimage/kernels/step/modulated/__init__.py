@@ -58,10 +58,8 @@ def modulated(
     dtype = product_dtype(weight, bias, precise, row_scale)
     if eps is not None:
         x = modulated_norm(x, eps, dtype, norm_weight, norm_bias, scale, shift, added)
-    if row_scale is None:
-        result = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-    else:
-        result = product(x.to(dtype), weight, row_scale) + bias
+    weight = weight.to(dtype) if row_scale is None else weight
+    result = product(x.to(dtype), weight, row_scale, None if bias is None else bias.to(dtype))
     if residual is not None:
         result = added_to(residual, result, gate)
     if activation == "silu":

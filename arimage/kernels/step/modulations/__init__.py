@@ -24,4 +24,4 @@ def modulations(
         scales: float32 [N], what the rows of weights of 8 bits are multiplied by; none of others.
     """
     layers = zip(weights, biases, scales or [None] * len(weights), strict=True)
-    return torch.cat([product(x, weight, scale) + bias for weight, bias, scale in layers], dim=1)
+    return torch.cat([product(x, weight, scale, bias) for weight, bias, scale in layers], dim=1)
