@@ -131,7 +131,7 @@ class _LateModule(ModuleType):
         return getattr(self, name)
 
     def load(self) -> None:
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
         loader = self.__spec__ and self.__spec__.loader
         assert loader is not None
         loader.exec_module(self)
