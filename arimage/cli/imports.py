@@ -52,6 +52,10 @@ def few_imports(optional: tuple[str, ...] = OPTIONAL) -> Iterator[None]:
     sys.meta_path.insert(0, finder)
     import torch
 
+    if not torch.cuda.is_available() and "triton" not in sys.modules:
+        # Without it there are no operators to register, which takes long.
+        hidden.append("triton")
+        sys.modules["triton"] = cast(ModuleType, None)
     several = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
     try:
