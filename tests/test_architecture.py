@@ -39,7 +39,7 @@ LAYERS = {
 # Sub-packages and files within a package, the lowest first; `...` stands for those that are not named.
 INNER = {
     "app": ["engine", "server", "demo", ...],
-    "cli": ["options", ..., "main"],
+    "cli": ["imports", "options", ..., "main"],
     "decoding": ["contract", "run", ...],
     "eval": [
         "runs/files",

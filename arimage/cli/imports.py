@@ -52,6 +52,10 @@ def few_imports(optional: tuple[str, ...] = OPTIONAL) -> Iterator[None]:
     sys.meta_path.insert(0, finder)
     import torch
 
+    if not torch.cuda.is_available() and "triton" not in sys.modules:
+        # Without it there are no operators to register, which takes long.
+        hidden.append("triton")
+        sys.modules["triton"] = cast(ModuleType, None)
     several = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
     try:
@@ -131,7 +135,7 @@ class _LateModule(ModuleType):
         return getattr(self, name)
 
     def load(self) -> None:
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
         loader = self.__spec__ and self.__spec__.loader
         assert loader is not None
         loader.exec_module(self)

@@ -1,23 +1,36 @@
 """Decodings by name, and conversion to and from text and JSON."""
 
 import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from .contract.supports import Decoding, DecodingMethod, Needs, Traits, missing
+from .contract.supports import Decoding, Needs, Traits, missing
 from .draft_tree import DraftTreeDecoding
 from .exports import EXPORTS
 from .names import PARTS, PRESETS, check_setting_names, parse_decoding, preset_settings
 
 
-def _class(name: str) -> Any:
-    return getattr(import_module(f".{EXPORTS[name]}", __package__), name)
+class _Classes(Mapping[str, Any]):
+    """Classes by their names, each of which is imported when it is needed."""
+
+    def __init__(self, names: Iterable[str]):
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return getattr(import_module(f".{EXPORTS[name]}", __package__), name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
-_METHODS: dict[str, type[DecodingMethod]] = {preset.method: _class(preset.method) for preset in PRESETS.values()}
-_PARTS: dict[str, dict[str, type]] = {
-    setting: {name: _class(name) for name in methods} for setting, methods in PARTS.items()
-}
+_METHODS = _Classes(preset.method for preset in PRESETS.values())
+_PARTS = {setting: _Classes(methods) for setting, methods in PARTS.items()}
 
 
 def decoding_names(traits: Traits | None = None) -> list[str]:
@@ -69,7 +82,7 @@ def decoding_from_dict(settings: dict) -> Decoding:
     return _from_dict("decoding", settings, _METHODS)
 
 
-def _from_dict(kind: str, settings: dict, methods: dict[str, type]):
+def _from_dict(kind: str, settings: dict, methods: Mapping[str, Any]):
     settings = dict(settings)
     method = settings.pop("method", None)
     if method not in methods:

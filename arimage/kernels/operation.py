@@ -36,6 +36,8 @@ def operation(
     """
 
     def decorate(definition: F) -> F:
+        if not DEVICES:
+            return definition
         package, name = definition.__module__, definition.__name__.lstrip("_")
         parameters = inspect.signature(definition).parameters
         defaults = tuple(each.default for each in parameters.values())

@@ -13,7 +13,7 @@ from logging import Filter, LogRecord
 from pathlib import Path
 from threading import RLock, get_ident
 from types import MappingProxyType
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import diffusers
 import torch
@@ -121,7 +121,7 @@ class Uninitialised(TorchFunctionMode):
     _FUNCTIONS = frozenset(name for name in dir(torch.nn.init) if name.endswith("_"))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        tensor = args[0] if args else (kwargs or {}).get("tensor")
+        tensor: Any = args[0] if args else (kwargs or {}).get("tensor")
         if getattr(func, "__name__", "") in self._FUNCTIONS and isinstance(tensor, torch.Tensor) and tensor.is_meta:
             return tensor
         return func(*args, **(kwargs or {}))

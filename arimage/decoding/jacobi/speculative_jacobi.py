@@ -1,6 +1,7 @@
 """Speculative Jacobi decoding: draft a window of tokens, verify it in one forward pass, and draft the next window from
 the same pass."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, cast, get_args
@@ -24,6 +25,8 @@ from .window import Init, WindowState, needs_of_init, open_window, resize_window
 
 
 Refresh = Literal["independent", "coupled", "gumbel"]
+# A window shrinks at the end of the images by multiples of so many drafts, since that moves the drafts.
+SHRINKS_BY = 8
 
 
 @dataclass
@@ -76,12 +79,20 @@ class JacobiState(WindowState):
         if self.adaptive is not None:
             resize_window(self, self.adaptive.choose(self.cursor))
 
+    def shrink(self) -> None:
+        if self.adaptive is None:
+            left = self.model.num_tokens - int(self.cursor.min())
+            multiple = math.lcm(SHRINKS_BY, self.model.block)
+            resize_window(self, min(self.window, max(left + -left % multiple, multiple)))
+
     def starter(self, decoding: "SpeculativeJacobiDecoding") -> "SpeculativeJacobiDecoding":
         return decoding if self.adaptive is None else replace(decoding, window=self.window)
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         if self.adaptive is not None:
             self.adaptive.restart()
+        elif other.window > self.window:
+            resize_window(self, other.window)
         self.accepts.put(other.accepts)
         return super().put(images, other)
 

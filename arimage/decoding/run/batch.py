@@ -159,6 +159,8 @@ class Batch:
         """One forward pass of the running images."""
         if len(self.running) < len(self.names) and not self._fixed and self.state.refillable:
             self._resize(len(self.running))
+        if not self._fixed:
+            self.state.shrink()
         before = self.state.head_calls
         if self._captured is None:
             self.decoding.step(self.state)

@@ -14,6 +14,7 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_from_text,
 )
+from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.run.batch import Batch, Images, run_batch
 
 
@@ -168,3 +169,32 @@ def test_the_memory_of_finished_images_is_free_before_others_begin(table_model, 
             batch.step()
         batch.release(batch.running)
     assert states == [None, None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sjd-coupled:window=6",
+        "sjd",
+        "gsd",
+        "sjd-gumbel:window=5",
+        "sjd-coupled:init=above",
+        "sjd-coupled:corrections=2",
+        "sjd2:levels=2",
+    ],
+)
+def test_what_lies_after_the_end_is_left_out_and_changes_nothing(table_model, monkeypatch, text):
+    model, decoding = table_model(grid=(2, 3), vocab_size=3), decoding_from_text(text)
+    with monkeypatch.context() as patch:
+        patch.setattr(speculative_jacobi.JacobiState, "shrink", lambda state: None)
+        expected = alone(model, decoding, Sampling(), SEEDS[:7])
+    monkeypatch.setattr(speculative_jacobi, "SHRINKS_BY", 1)
+    windows = set()
+
+    def note(batch):
+        windows.add(batch.state.window)
+        return False
+
+    check(run(model, decoding, Sampling(), SEEDS[:7], 3, stop=note)[0], expected)
+    check(run(model, decoding, Sampling(), SEEDS[:7], 1, stop=note)[0], expected)
+    assert len(windows) > 2

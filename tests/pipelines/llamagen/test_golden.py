@@ -1,10 +1,13 @@
 """Logits, codes and pixels equal those of the authors' implementation, on random weights in their file format."""
 
 import json
+import random
 
+import ftfy
 import numpy as np
 import pytest
 import torch
+from bs4 import BeautifulSoup
 from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 
@@ -78,6 +81,14 @@ CLEANING = json.loads((FIXTURES / "t2i" / "caption_cleaning.json").read_text())
 @pytest.mark.parametrize("pair", CLEANING, ids=[pair["input"][:30] for pair in CLEANING])
 def test_captions_are_cleaned_as_in_the_original(pair):
     assert clean_caption(pair["input"]) == pair["text_preprocessing"]
+
+
+def test_plain_captions_need_no_libraries_for_markup():
+    signs = [sign for sign in map(chr, range(32, 127)) if sign not in "<&"]
+    generator = random.Random(0)
+    for _ in range(200):
+        text = "".join(generator.choices(signs, k=generator.randrange(60)))
+        assert BeautifulSoup(text, features="html.parser").text == text == ftfy.fix_text(text)
 
 
 @pytest.fixture
