@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from ..kernels.linear import linear
 from ..kernels.operation import DEVICES
 from ..kernels.step import DTYPES
 from ..kernels.step.rows import open_rows
@@ -42,7 +43,7 @@ def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Ten
         # Hooks of diffusers bring the weight, or cast it, only for the forward pass of the module.
         if type(lm_head) is not nn.Linear or not whole or hasattr(lm_head, "_diffusers_hook"):
             return lm_head(hidden)[..., first : first + count]
-        return F.linear(hidden.to(weight.device), weight[first : first + count])
+        return linear(hidden.to(weight.device), weight[first : first + count])
 
     return head
 
