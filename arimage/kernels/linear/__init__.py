@@ -10,8 +10,9 @@ _LEAST_ROWS = 8
 _LEAST_WEIGHTS = 1 << 20
 
 
-# With AMX, a weight in bfloat16 that is the first factor goes through the tiles as it is stored, while `F.linear` first
-# reorders it: up to this many rows it takes 0.6 to 0.8 of the time. Without AMX it takes up to twice as long.
+# With AMX, a weight in bfloat16 that is the first factor goes through the tiles as it is stored, while `F.linear`
+# reorders it first: up to this many rows that takes 0.6 to 0.9 of the time, without AMX up to twice as long.
+# `benchmarks/int8_rows.py` measures it.
 _HAS_TILES = torch.cpu._is_amx_tile_supported()
 _MOST_ROWS = 64
 
