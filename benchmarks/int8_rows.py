@@ -1,5 +1,5 @@
-"""Products of a few rows on a processor: with weights in bfloat16, by our rule and by `F.linear`, and in int8, as bytes
-where the processor multiplies them and converted.
+"""Products of a few rows on a processor: with weights in bfloat16, by our rule and by `F.linear`, and in int8, as
+bytes where the processor multiplies them and converted.
 
 Each shape has as many weights as exceed a cache, like the layers of a model, and all take turns. Times are those of
 the CPU. ONEDNN_MAX_CPU_ISA in the environment chooses the instructions, such as AVX512_CORE_BF16 for no AMX.
