@@ -106,8 +106,8 @@ def _product_of_rows(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor)
         *(1.0, 0, torch.float32, "none", [], ""),
     )
     *coarser, total = sums.split(len(x))
-    for part in reversed(coarser):
-        total = torch.add(part, total, alpha=1 / FINER)
+    while coarser:
+        total = torch.add(coarser.pop(), total, alpha=1 / FINER)
     return total.mul_(unit).to(x.dtype)
 
 
