@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ...linear.int8 import PackedWeight, int8_product
+from ...linear.int8 import PackedWeight, int8_product, stored_product, takes_stored
 from ...operation import operation
 from .. import has_few_rows, has_many_rows
 from ..gate import gate
@@ -29,7 +29,9 @@ def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor | No
     """The product with a weight, of 8 bits if it has a `scale`."""
     if scale is None:
         return F.linear(x, weight)
-    return (int8_product if isinstance(weight, PackedWeight) else scaled_product)(x, weight, scale)
+    if isinstance(weight, PackedWeight):
+        return int8_product(x, weight, scale)
+    return (stored_product if takes_stored(x, weight) else scaled_product)(x, weight, scale)
 
 
 def lie_together(weight: torch.Tensor, up: torch.Tensor) -> bool:
