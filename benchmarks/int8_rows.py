@@ -37,7 +37,7 @@ def compare(shape: tuple[int, int], rows: int, repeats: int) -> list[str]:
     calls = {
         "F.linear": lambda i: F.linear(x, wide[i]),
         "bfloat16": lambda i: linear(x, wide[i]),
-        "int8": lambda i: layers[i](x),
+        "int8": lambda i: layers[i].forward(x),
         "converted": lambda i: scaled_product(x, weights[i], scales[i]),
     }
     times = {name: [] for name in calls}

@@ -70,8 +70,8 @@ class PackedWeight(torch.Tensor):
             return cls(args[0].packed)
         if func._schema.is_mutable:
             raise NotImplementedError("packed weights are not written to: replace them")
-        args, kwargs = tree_map_only(cls, cls.plain, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        plain = tree_map_only(cls, cls.plain, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
 
 
 def takes_bytes(x: torch.Tensor, weight: torch.Tensor) -> bool:
