@@ -9,6 +9,7 @@ python benchmarks/int8_rows.py
 
 import argparse
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +35,10 @@ def compare(shape: tuple[int, int], rows: int, repeats: int) -> list[str]:
     weights, scales = [layer.weight.data for layer in layers], [layer.scale for layer in layers]
     wide = [layer.weight.detach().bfloat16() for layer in full]
     x = torch.randn(rows, shape[1]).bfloat16()
-    calls = {
+    calls: dict[str, Callable[[int], torch.Tensor]] = {
         "F.linear": lambda i: F.linear(x, wide[i]),
         "bfloat16": lambda i: linear(x, wide[i]),
-        "int8": lambda i: layers[i].forward(x),
+        "int8": lambda i: layers[i](x),
         "converted": lambda i: scaled_product(x, weights[i], scales[i]),
     }
     times = {name: [] for name in calls}
