@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers.activations import GELUActivation
 
 from ..kernels.divided import is_divided
+from ..kernels.linear import linear as product
 from ..kernels.step.linear import linear
 from .step import is_hooked, reads_weights
 from .step_layer import Norm
@@ -40,7 +40,7 @@ class CodeHead:
         weight, hidden = self.weight, hidden[..., : self.width]
         if weight is None:
             return self.lm_head(hidden)[..., self.first : self.first + self.count]
-        return F.linear(hidden.to(weight.device), weight)
+        return product(hidden.to(weight.device), weight)
 
 
 def head_layers(head: Any, like: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor | None]] | None:

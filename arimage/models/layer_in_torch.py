@@ -7,8 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..kernels.linear import linear
 from ..kernels.step.gate import gate
-from ..kernels.step.linear import gated, lie_together, product
+from ..kernels.step.linear import lie_together, product
 from ..kernels.step.turns import normed_heads
 from .layers import attend_heads
 from .step_layer import Norm, StepLayer, Weight
@@ -46,32 +47,38 @@ def _attended(hidden, layer: StepLayer, turns, mask, cache, index: int) -> torch
 def _projected(states: torch.Tensor, layer: StepLayer, key_heads: int) -> Sequence[torch.Tensor]:
     """Queries, keys and values [rows, Q, heads of each, head_dim], by one product where their weights lie one after
     another, as `fuse_projections` leaves them."""
-    weights, scales = zip(*layer.projections, strict=True)
-    if scales[0] is None and not layer.biases and all(map(lie_together, weights, weights[1:])):
+    weights = [each.weight for each in layer.projections]
+    if layer.projections[0].scale is None and not layer.biases and all(map(lie_together, weights, weights[1:])):
         whole = weights[0].as_strided((sum(map(len, weights)), states.shape[-1]), weights[0].stride())
-        heads = F.linear(states, whole).unflatten(-1, (-1, layer.head_dim))
+        heads = linear(states, whole).unflatten(-1, (-1, layer.head_dim))
         return heads.split([heads.shape[2] - 2 * key_heads, key_heads, key_heads], dim=2)
     products = []
-    for weight, scale, bias in zip(weights, scales, layer.biases or [None] * 3, strict=True):
-        if scale is None:
-            products.append(F.linear(states, weight, bias))
-        else:
-            products.append(product(states, weight, scale) + (0 if bias is None else bias))
-    return [each.unflatten(-1, (-1, layer.head_dim)) for each in products]
+    for weight, bias in zip(layer.projections, layer.biases or [None] * 3, strict=True):
+        heads = _product(states, weight, bias)
+        products.append(heads.unflatten(-1, (-1, layer.head_dim)))
+    return products
 
 
 def _fed(hidden: torch.Tensor, layer: StepLayer) -> torch.Tensor:
-    states, (weight, scale), up = _normed(hidden, layer.norms[1]), layer.gate, layer.up
-    if up is None:
-        inner = gate(*product(states, weight, scale).chunk(2, dim=-1))
-    else:
-        inner = gated(states, weight, up.weight, scale, up.scale)
-    return _added(hidden, inner, layer.down, layer.sum_norms, 1)
+    states, gates, up = _normed(hidden, layer.norms[1]), layer.gate, layer.up
+    if up is not None and gates.scale is None and lie_together(gates.weight, up.weight):
+        both = gates.weight.as_strided((2 * len(up.weight), states.shape[-1]), up.weight.stride())
+        gates, up = Weight(both), None
+    products = [_product(states, gates)]
+    products = products[0].chunk(2, dim=-1) if up is None else [*products, _product(states, up)]
+    return _added(hidden, gate(*products), layer.down, layer.sum_norms, 1)
 
 
 def _added(hidden: torch.Tensor, inner: torch.Tensor, weight: Weight, norms: tuple[Norm, Norm] | None, place: int):
-    change = product(inner, *weight)
+    change = _product(inner, weight)
     return hidden + (change if norms is None else _normed(change, norms[place]))
+
+
+def _product(states: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if weight.scale is None:
+        return linear(states, weight.weight, bias)
+    result = product(states, *weight)
+    return result if bias is None else result + bias
 
 
 def _normed(hidden: torch.Tensor, norm: Norm) -> torch.Tensor:

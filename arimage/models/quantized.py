@@ -4,7 +4,7 @@ import torch
 from diffusers import ModelMixin
 from torch import nn
 
-from ..kernels.linear.int8 import PackedWeight, int8_product, takes_bytes
+from ..kernels.linear.int8 import PackedWeight, int8_product, stored_product, takes_bytes, takes_stored
 from ..kernels.step import DTYPES as STEP_DTYPES
 from ..kernels.step import ENABLED, MOST_ROWS, WIDTH, has_kernels
 from ..kernels.step.linear import linear, scaled_product
@@ -33,6 +33,9 @@ class QuantizedLinear(nn.Module):
         full = layer.weight.detach().float()
         # A row of zeros stays zeros.
         scale = (full.abs().amax(1) / DTYPES[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
+        if dtype == torch.int8:
+            # As `stored_product` takes it. The largest number of a row still becomes 127.
+            scale = scale.bfloat16().float()
         scaled = full / scale[:, None]
         # A parameter, which offloading layer by layer moves and `num_parameters` counts.
         weight = (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
@@ -44,6 +47,8 @@ class QuantizedLinear(nn.Module):
         if self._runs_kernel(hidden):
             rows = linear(hidden.flatten(0, -2), self.weight, scale=self.scale)
             product = rows.view(*hidden.shape[:-1], -1)
+        elif takes_stored(hidden, self.weight):
+            product = stored_product(hidden, self.weight, self.scale)
         elif takes_bytes(hidden, self.weight) and self._is_packed():
             product = int8_product(hidden, self.weight, self.scale)
         else:

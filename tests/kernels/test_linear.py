@@ -59,3 +59,17 @@ def test_small_products_are_not_worth_the_call(calls, monkeypatch):
     linear(X[:, :1], WEIGHT)
     linear(X, WEIGHT[:6])
     assert calls == [1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("x", [X, X[0, 0], X[:1, 0], X[:, 1], X[:0]], ids=["rows", "vector", "one", "strided", "none"])
+def test_weights_in_bfloat16_that_are_the_first_factor_give_the_same(monkeypatch, x):
+    monkeypatch.setattr(kernel, "_HAS_TILES", True)
+    x, weight, streamed, calls = x.bfloat16(), WEIGHT.bfloat16(), kernel._streamed, []
+    monkeypatch.setattr(kernel, "_streamed", lambda *args: calls.append(1) or streamed(*args))
+    product = linear(x, weight)
+    torch.testing.assert_close(product, F.linear(x, weight))
+    assert product.is_contiguous() and len(calls) == (x.numel() > 0)
+    linear(x, weight, BIAS.bfloat16())
+    linear(torch.randn(65, 20).bfloat16(), weight)
+    assert len(calls) == (x.numel() > 0)

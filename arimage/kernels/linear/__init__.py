@@ -1,4 +1,4 @@
-"""Linear layers, which use oneDNN on CPUs where it is faster than PyTorch's default."""
+"""Linear layers, by the products that are faster on CPUs than PyTorch's default."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,16 @@ _LEAST_ROWS = 8
 _LEAST_WEIGHTS = 1 << 20
 
 
-def _takes_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+# With AMX, a weight in bfloat16 that is the first factor goes through the tiles as it is stored, while `F.linear`
+# reorders it first: up to this many rows that takes 0.6 to 0.9 of the time, without AMX up to twice as long.
+# `benchmarks/int8_rows.py` measures it.
+_HAS_TILES = torch.cpu._is_amx_tile_supported()
+_MOST_ROWS = 64
+
+
+def _multiplies_plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether `x` and `weight` are plain tensors of a `dtype` on a CPU, which no gradients, compilers or autocast
+    need."""
     trained = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     return (
         not torch.compiler.is_compiling()
@@ -18,7 +27,7 @@ def _takes_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         and type(x) is torch.Tensor
         and type(weight) in (torch.Tensor, torch.nn.Parameter)
         and x.device.type == weight.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
+        and x.dtype == weight.dtype == dtype
         and not (trained and torch.is_grad_enabled())
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
@@ -28,7 +37,17 @@ def _takes_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `x` [..., D] with `weight` [N, D] and `bias` [N]: [..., N]."""
-    large = weight.numel() >= _LEAST_WEIGHTS and x.numel() >= _LEAST_ROWS * x.shape[-1]
-    if large and _takes_onednn(x, weight, bias):
+    rows = x.numel() // x.shape[-1]
+    if _HAS_TILES and bias is None and 0 < rows <= _MOST_ROWS and _multiplies_plain(x, weight, bias, torch.bfloat16):
+        return _streamed(x.reshape(rows, -1), weight).view(*x.shape[:-1], -1)
+    large = weight.numel() >= _LEAST_WEIGHTS and rows >= _LEAST_ROWS
+    if large and _multiplies_plain(x, weight, bias, torch.float32):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
+
+
+def _streamed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product [R, N] of `rows` [R, D] with the `weight` as the first factor."""
+    if len(rows) == 1:
+        return torch.mv(weight, rows[0])[None]
+    return (weight @ rows.t()).t().contiguous()

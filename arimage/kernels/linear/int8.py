@@ -1,4 +1,4 @@
-"""Products with weights in int8 on a processor that multiplies bytes."""
+"""Products with weights in int8 on a processor: small ones as they are stored, others as bytes, by size alone."""
 
 import sys
 from typing import Any
@@ -8,6 +8,14 @@ from torch import library
 from torch.utils._pytree import tree_map_only
 
 
+# Weights of up to this many numbers are read as they are stored, in bfloat16 products of up to so many rows, by the
+# instructions that torch uses of a processor: what makes bytes of `x` would take longer than the product. More rows
+# convert them. `benchmarks/int8_rows.py` measures it.
+SMALL = 2**20
+STORED_ROWS = {"AVX512": 16, "AVX2": 8} if sys.platform == "linux" else {}
+# The operator sums this many products at a time, so widths are multiples of it, and needs tensors that begin at
+# multiples of so many bytes, as those that torch allocates do.
+WIDTH, ALIGNMENT = 16, 64
 # How many bytes are a number of `x`: each counts steps of 1 / FINER of those of the one before.
 BYTES = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 3}
 LARGEST, FINER = 127, 254
@@ -62,8 +70,8 @@ class PackedWeight(torch.Tensor):
             return cls(args[0].packed)
         if func._schema.is_mutable:
             raise NotImplementedError("packed weights are not written to: replace them")
-        args, kwargs = tree_map_only(cls, cls.plain, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        plain = tree_map_only(cls, cls.plain, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
 
 
 def takes_bytes(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -71,7 +79,31 @@ def takes_bytes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     # Tensors without memory are of another type, and so are those that are divided over devices.
     plain = type(x) is torch.Tensor and type(weight) in (torch.nn.Parameter, PackedWeight)
     fits = x.dtype in BYTES and weight.dtype == torch.int8 and x.device.type == weight.device.type == "cpu"
-    return plain and fits and not x.requires_grad and not torch.is_autocast_enabled("cpu") and HAS_BYTES
+    wanted = HAS_BYTES and weight.numel() > SMALL and not x.requires_grad and not torch.is_autocast_enabled("cpu")
+    return plain and fits and wanted
+
+
+def takes_stored(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `stored_product` takes the product of `x` [..., D] and a weight in int8 [N, D]."""
+    # Compilers do not know where tensors lie.
+    if torch.compiler.is_compiling() or type(x) is not torch.Tensor or x.device.type != "cpu":
+        return False
+    plain = x.dtype == torch.bfloat16 and weight.dtype == torch.int8 and not x.requires_grad
+    few = x.numel() <= STORED_ROWS.get(torch.backends.cpu.get_cpu_capability(), 0) * x.shape[-1]
+    return plain and few and weight.numel() <= SMALL and x.shape[-1] % WIDTH == 0
+
+
+def stored_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor) -> torch.Tensor:
+    """x (scale W)^T [..., N] of `x` [..., D] in bfloat16 and a weight in int8, with sums in float32. The scale of each
+    row is one that bfloat16 has."""
+    # It has no public name. Nothing that has one reads int8 without a compiler.
+    rows = _aligned(x.reshape(-1, x.shape[-1]).contiguous())
+    product = torch.ops.aten._weight_int8pack_mm(rows, _aligned(weight), scale.to(x.dtype))
+    return product.view(*x.shape[:-1], len(weight))
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def int8_product(x: torch.Tensor, weight: PackedWeight, scale: torch.FloatTensor) -> torch.Tensor:
@@ -106,8 +138,8 @@ def _product_of_rows(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor)
         *(1.0, 0, torch.float32, "none", [], ""),
     )
     *coarser, total = sums.split(len(x))
-    for part in reversed(coarser):
-        total = torch.add(part, total, alpha=1 / FINER)
+    while coarser:
+        total = torch.add(coarser.pop(), total, alpha=1 / FINER)
     return total.mul_(unit).to(x.dtype)
 
 
@@ -120,4 +152,7 @@ _operator.register_fake(lambda x, packed, scale: x.new_empty(*x.shape[:-1], len(
 
 def describe() -> str:
     """What layers in int8 do on this processor, in a few words."""
-    return "multiplied as bytes" if HAS_BYTES else "converted for every product"
+    rows = STORED_ROWS.get(torch.backends.cpu.get_cpu_capability(), 0)
+    small = f"read as stored in bfloat16 products of up to {rows} rows with up to {SMALL:,} of them; " if rows else ""
+    large = "more than that are multiplied as bytes; " if HAS_BYTES else ""
+    return f"{small}{large}else converted for every product".removeprefix("else ")

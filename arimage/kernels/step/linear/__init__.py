@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ...linear.int8 import PackedWeight, int8_product
+from ...linear.int8 import PackedWeight, int8_product, stored_product, takes_stored
 from ...operation import operation
 from .. import has_few_rows, has_many_rows
 from ..gate import gate
@@ -31,7 +31,10 @@ def product(
     """The product with a weight, of 8 bits if it has a `scale`, and a `bias`."""
     if scale is None:
         return F.linear(x, weight, bias)
-    scaled = (int8_product if isinstance(weight, PackedWeight) else scaled_product)(x, weight, scale)
+    if isinstance(weight, PackedWeight):
+        scaled = int8_product(x, weight, scale)
+    else:
+        scaled = (stored_product if takes_stored(x, weight) else scaled_product)(x, weight, scale)
     return scaled if bias is None else scaled + bias
 
 
