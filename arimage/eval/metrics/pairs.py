@@ -1,6 +1,7 @@
 """Figures of images next to their originals: PSNR, SSIM and LPIPS. Pixels are [B, 3, H, W] from 0 to 1."""
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -24,8 +25,7 @@ def ssim(images: torch.FloatTensor, originals: torch.FloatTensor) -> torch.Float
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     found = structural_similarity_index_measure(images, originals, data_range=1.0, reduction="none")
-    assert isinstance(found, torch.Tensor)
-    return found.flatten()
+    return cast(torch.FloatTensor, found).flatten()
 
 
 class Lpips:
