@@ -430,7 +430,7 @@ def test_weights_that_lie_together_are_one_product(monkeypatch):
     x, both = random(20, 128), random(100, 128, seed=1)
     apart = both[:30].clone(), both[30:60].clone()
     parts = []
-    monkeypatch.setattr(F, "linear", lambda x, weight: (parts.append(len(weight)), x @ weight.T)[1])
+    monkeypatch.setattr(F, "linear", lambda x, weight, bias=None: (parts.append(len(weight)), x @ weight.T)[1])
     outcomes = [linear(x, weight, up=up) for weight, up in (apart, (both[:30], both[30:60]), (both[:30], both[40:70]))]
     torch.testing.assert_close(outcomes[1], outcomes[0])
     assert parts == [30, 30, 60, 30, 30]

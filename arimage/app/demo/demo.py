@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount
 
 from ..engine.engine import Engine
-from ..engine.models import load_models, model_names
+from ..engine.models import load_models
 from ..engine.start import start_engines
 from ..engine.types import Limits
 from ..engine.videos import VideoMaker
@@ -177,7 +177,6 @@ def open_demo(
     """
     check_root_path(root_path)
     check_free(host, port)
-    print(f"loading {', '.join(model_names(models, videos=True))}", flush=True)
     pipelines = load_models(models, device, videos=True, **loading)
     if all(pipe.abilities.generates_video for pipe in pipelines.values()):
         raise ValueError("the models generate videos only: add one of images, as in --model icons-arpg")

@@ -133,6 +133,7 @@ def load_models(
     if lora and len(names) != 1:
         raise ValueError(f"--lora changes one model, and there are {len(names)}: give its name as --model")
     always, named = split_adapters(lora or [])
+    print(f"loading {', '.join(names)}", file=sys.stderr, flush=True)
     adapters = {"lora": always, "named_loras": {name_in_pipeline(name): text for name, text in named.items()}}
     loaded = {
         name: load_pipeline(model, device, dtype, videos, steps=steps, **adapters) for name, model in names.items()

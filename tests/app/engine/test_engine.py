@@ -231,7 +231,7 @@ def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monk
         monkeypatch.setattr(engine_batch, "FILM_STEPS", most)
         steps = range(len(tokens)) if most == 64 else [0, len(tokens) // 3, 2 * len(tokens) // 3]
         with torch.no_grad():
-            expected = draw_steps(tokens, decided, layout, decode_tokens, f"{decoding}: a red heart", steps)
+            expected = draw_steps(tokens, decided, layout, decode_tokens, f"{model}, {decoding}: a red heart", steps)
         request = Request(model, prompt="a red heart", seed=5, count=2, decoding=decoding, film=True)
         # Another request in the same batch.
         other = engine.submit(Request(model, prompt="tree", seed=1, decoding=decoding))
