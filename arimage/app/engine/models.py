@@ -1,6 +1,7 @@
 """Loads the models of an engine, and describes their abilities."""
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
