@@ -3,12 +3,12 @@
 import base64
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HTTPRequest
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
@@ -48,14 +48,9 @@ class TextPart(BaseModel):
     text: str
 
 
-class ImageURL(BaseModel):
-    url: str
-    detail: str | None = None
-
-
 class ImagePart(BaseModel):
     type: Literal["image_url"]
-    image_url: ImageURL
+    url: str = Field(validation_alias=AliasPath("image_url", "url"))
 
 
 class StreamOptions(BaseModel):
@@ -92,40 +87,40 @@ class ChatFields(BaseModel):
         for name in ELSEWHERE:
             if name in given and not lenient:
                 raise Refused(f"image_config has {name}, which is not for a chat: leave it out", "image_config")
-        said = [message.content for message in self.messages if message.role == "user"]
-        if not said:
-            raise Refused("no message is from the user: send one with the prompt", "messages")
-        parts = parts_of("messages", said[-1], "text", CONTENT)
-        images = [EmbeddedImage(image_url=part.image_url.url) for part in parts if isinstance(part, ImagePart)]
-        if len(images) > MAX_FILES:
-            raise Refused(f"the message has more than {MAX_FILES} images: send fewer", "messages")
+        prompt, images = last_of("messages", self.messages, "text", CONTENT)
         settings = {name: value for name, value in given.items() if name not in ELSEWHERE}
         if self.seed is not None:
             settings["seed"] = self.seed
-        prompt = "\n".join(part.text for part in parts if isinstance(part, TextPart))
         own = {"prompt": prompt, "model": self.model, "n": self.n, "stream": self.stream}
         fields = Fields.read(settings | own, lenient)
         files = {"image": [image.read("messages") for image in images]} if images else {}
         return fields, files, ignored_of(self, ABOUT_TEXT, lenient)
 
 
-def parts_of(field: str, content: Any, kind: str, parts: TypeAdapter) -> list[Any]:
-    """The parts of a message.
+def last_of(field: str, messages: Sequence[Any], kind: str, parts: TypeAdapter) -> tuple[str, list[EmbeddedImage]]:
+    """The prompt and the images of the last message of the user.
 
     Args:
-        field: where the message is.
-        content: its parts, or its text alone.
+        field: where the messages are.
         kind: the type of a part that is a text.
-        parts: which parts there may be.
+        parts: reads the parts of a message; those that are not texts have a `url`.
 
     Raises:
-        Refused: if there are others.
+        Refused: if there is no such message, or it has other parts or too many images.
     """
+    said = [message.content for message in messages if message.role == "user"]
+    if not said:
+        raise Refused("no message is from the user: send one with the prompt", field)
+    content = [{"type": kind, "text": said[-1]}] if isinstance(said[-1], str) else said[-1]
     try:
-        return parts.validate_python([{"type": kind, "text": content}] if isinstance(content, str) else content)
+        read = parts.validate_python(content)
     except ValidationError as error:
         message = "the last message of the user is neither a text nor a list of texts and images: send one of them"
         raise Refused(message, field) from error
+    images = [EmbeddedImage(image_url=part.url) for part in read if part.type != kind]
+    if len(images) > MAX_FILES:
+        raise Refused(f"the message has more than {MAX_FILES} images: send fewer", field)
+    return "\n".join(part.text for part in read if part.type == kind), images
 
 
 def ignored_of(fields: BaseModel, known: frozenset[str], lenient: bool) -> list[str]:

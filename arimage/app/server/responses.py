@@ -14,17 +14,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from ..engine.types import Refused, Result
-from .bodies import MAX_FILES, Uploads
-from .chat import ChatMessage, ignored_of, parts_of
+from .bodies import Uploads
+from .chat import ignored_of, last_of
 from .generating import HEARTBEAT, EventStream, Generation, prepared, sse
 from .schemas import EmbeddedImage, Fields, Notes, body_of, facts
 from .state import State, accepting, authorised
 
 
 TOOL = "image_generation"
-# Fields that are about text, and those whose absence changes nothing.
+# Fields that need stored responses.
+STORED = ("previous_response_id", "conversation", "prompt", "background")
+# These, fields that are about text, and those whose absence changes nothing.
 WITHOUT_EFFECT = frozenset({
-    "access_programs", "context_management", "include", "instructions", "max_output_tokens", "max_tool_calls",
+    *STORED, "access_programs", "context_management", "include", "instructions", "max_output_tokens", "max_tool_calls",
     "moderation", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "reasoning", "safety_identifier", "service_tier", "store", "stream_options", "temperature", "text", "tool_choice",
     "top_logprobs", "top_p", "truncation", "user",
@@ -51,8 +53,7 @@ class TextPart(BaseModel):
 
 class ImagePart(BaseModel):
     type: Literal["input_image"]
-    image_url: str
-    detail: str | None = None
+    url: str = Field(validation_alias="image_url")
 
 
 CONTENT = TypeAdapter(list[Annotated[TextPart | ImagePart, Field(discriminator="type")]])
@@ -92,38 +93,28 @@ class ResponseFields(BaseModel):
             pydantic.ValidationError, Refused: if one is wrong.
         """
         extra = self.model_extra or {}
-        for name in ("previous_response_id", "conversation", "prompt", "background"):
+        for name in STORED:
             if extra.get(name):
-                raise Refused(f"{name} needs responses that are stored, and none is: send the whole input", name)
-        items = [ChatMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        said = [item.content for item in items if item.role == "user"]
-        if not said:
-            raise Refused("no message is from the user: send one with the prompt", "input")
-        parts = parts_of("input", said[-1], "input_text", CONTENT)
+                raise Refused(
+                    f"{name} needs stored responses, and this server stores none: send the whole input", name
+                )
+        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        prompt, images = last_of("input", items, "input_text", CONTENT)
         tool = self.tool
         given = dict(tool.model_extra or {})
-        prompt = "\n".join(part.text for part in parts if isinstance(part, TextPart))
         own = {"prompt": prompt, "model": given.get("model") or self.model, "stream": self.stream}
         fields = Fields.read(given | own, lenient)
         if fields.n not in (None, 1):
             raise Refused(f"a response has one image, not {fields.n}: leave out n", "n")
-        files = self._files(parts, tool)
-        skipped = ["tools"] if any(one.type != TOOL for one in self.tools or []) else []
-        named = ignored_of(
-            self, WITHOUT_EFFECT | {"previous_response_id", "conversation", "prompt", "background"}, lenient
-        )
-        return fields, files, [*skipped, *named]
-
-    def _files(self, parts: list, tool: ImageTool) -> Uploads:
-        images = [EmbeddedImage(image_url=part.image_url) for part in parts if isinstance(part, ImagePart)]
-        if len(images) > MAX_FILES:
-            raise Refused(f"the message has more than {MAX_FILES} images: send fewer", "input")
         if tool.action == "edit" and not images:
             raise Refused("the action is edit, and the message has no image: send one, or leave out action", "tools")
-        if tool.action == "generate" or not images:
-            return {}
-        files = {"image": [image.read("input") for image in images]}
-        return files if tool.input_image_mask is None else files | {"mask": [tool.input_image_mask.read("mask")]}
+        files: Uploads = {}
+        if images and tool.action != "generate":
+            files["image"] = [image.read("input") for image in images]
+            if tool.input_image_mask is not None:
+                files["mask"] = [tool.input_image_mask.read("mask")]
+        skipped = ["tools"] if any(one.type != TOOL for one in self.tools or []) else []
+        return fields, files, [*skipped, *ignored_of(self, WITHOUT_EFFECT, lenient)]
 
 
 @router.post("", openapi_extra=body_of(**{"application/json": ResponseFields}))
