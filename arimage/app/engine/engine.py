@@ -111,7 +111,7 @@ class Engine:
             Cancelled: if the engine is closed.
         """
         request, plan = self.check(request)
-        request = reduce_uploads(request, self.models[request.model])
+        request = reduce_uploads(request, self._info(request.model))
         ticket = self._ticket(request, plan, on_progress)
         pipe = self._pipelines[request.model]
         if pipe.known_captions is not None and request.prompt is not None:
@@ -147,11 +147,16 @@ class Engine:
             Refused: if the model does not support the request, or the limits do not allow it.
         """
         check_types(request)
-        if request.model not in self.models:
-            raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
-        pipe = self._pipelines[request.model]
+        info, pipe = self._info(request.model), self._pipelines[request.model]
         request = with_class(request, pipe)
-        return request, check(request, pipe, self.models[request.model], self.limits)
+        return request, check(request, pipe, info, self.limits)
+
+    def _info(self, model: str) -> ModelInfo:
+        # Another thread may unload it at any time.
+        models = self.models
+        if model not in models:
+            raise Refused(f"unknown model {model[:80]!r}: choose among {', '.join(models)}", "model")
+        return models[model]
 
     def load_adapter(self, model: str, name: str, source: Path, scale: float) -> str:
         """Load an adapter of a model when no images are being generated, and return the name by which requests choose

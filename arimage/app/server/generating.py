@@ -41,9 +41,9 @@ async def prepared(http: HTTPRequest, state: ServerState, fields: Fields, upload
 
 
 def _read(http: HTTPRequest, state: ServerState, fields: Fields, uploads: Uploads) -> tuple[Request, Notes]:
-    limits = state.backend.limits
-    model = http.state.about.model = state.model_of(fields.model, state.backend.models)
-    info = state.backend.models[model]
+    limits, models = state.backend.limits, state.backend.models
+    model = http.state.about.model = state.model_of(fields.model, models)
+    info = models[model]
     files, masks = uploads.get("image", []), uploads.get("mask", [])
     # The mask is that of the first image. A model that reads no references needs one.
     masked = bool(masks or (files and not info.references))

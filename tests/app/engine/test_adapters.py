@@ -115,6 +115,16 @@ def test_adapters_come_and_go_while_images_are_generated(files):
     assert not any("lora" in name for name, _ in pipelines["model"].transformer.named_parameters())
     assert engine.load_adapter("model", "red", path, 3.0) == "model:red"
     assert same(ask("model:red").result(60).images[0], red)
+    check = engine.check
+
+    def unloaded_meanwhile(request):
+        checked = check(request)
+        engine.unload_adapter(request.model)
+        return checked
+
+    engine.check = unloaded_meanwhile
+    with pytest.raises(Refused, match="unknown model"):
+        ask("model:red")
     engine.close()
     with pytest.raises(Cancelled):
         engine.load_adapter("model", "blue", path, 1.0)
