@@ -191,14 +191,14 @@ def score_tokenizer(
         check_out("--out", out, ".json")
 
     from ..training.tokens.encoders import load_encoder
-    from .reconstructions import Networks, check_reconstructs
+    from .reconstructions import check_reconstructs
     from .reconstructions import score_tokenizer as score_reconstructions
 
     load = partial(load_pipeline, device=choose_device(device), dtype=dtype)
     pipe = load_encoder(model, load, dtype).to(choose_device(device))
     check_reconstructs(pipe, model)
-    networks = Networks(inception_weights, resize, download)
-    _tell(score_reconstructions(pipe, images, names, size=size, networks=networks, batch_size=batch_size), out)
+    options = {"inception_weights": inception_weights, "resize": resize, "download": download}
+    _tell(score_reconstructions(pipe, images, names, size=size, batch_size=batch_size, **options), out)
 
 
 def _tell(found: dict[str, dict], out: Path | None) -> None:
