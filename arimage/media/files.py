@@ -255,10 +255,8 @@ def can_write_mp4() -> bool:
 
 def check_mp4(option: str, path: Path) -> None:
     """Refuse a file that needs the extra "video" where it is not installed."""
-    if path.suffix.lower() not in ANIMATED_SUFFIXES and not can_write_mp4():
-        raise ValueError(
-            f"{option} is {path}, which needs imageio: pip install 'arimage[video]', or give a .webp or .gif"
-        )
+    if path.suffix.lower() not in ANIMATED_SUFFIXES:
+        _check_mp4(f"{option} is {path}, which")
 
 
 def _check_mp4(name: str) -> None:

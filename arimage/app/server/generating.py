@@ -14,6 +14,7 @@ from fastapi import Request as HTTPRequest
 from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
+from starlette.types import Receive
 
 from ..engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
 from ..engine.uploads import read_upload, reduce_uploads
@@ -164,7 +165,7 @@ async def _unless_gone(asked: Coroutine[Any, Any, T], http: HTTPRequest) -> T:
     Raises:
         Problem: if the client disconnects first, which cancels it.
     """
-    asking, watching = asyncio.ensure_future(asked), asyncio.ensure_future(_disconnected(http))
+    asking, watching = asyncio.ensure_future(asked), asyncio.ensure_future(disconnected(http.receive))
     try:
         await asyncio.wait({asking, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
@@ -175,8 +176,9 @@ async def _unless_gone(asked: Coroutine[Any, Any, T], http: HTTPRequest) -> T:
         watching.cancel()
 
 
-async def _disconnected(http: HTTPRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
+async def disconnected(receive: Receive) -> None:
+    """Wait until a client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
