@@ -30,7 +30,7 @@ from side_by_side import Run, print_runs, spread
 ROOT = Path(__file__).parents[1]
 PROMPTS = ["a red heart", "an owl", "pizza", "a fox", "a blue book", "clown face", "green apple", "cat face"]
 FREE = {"temperature": 1.0, "top_k": 0, "guidance_scale": 1.0}
-# Generates with the build on the path: for each line, an expression of the arguments, prints seconds and passes.
+# Generates with the build on the path: for each line, the arguments as JSON, prints seconds and passes.
 WORKER = """
 import json, sys, time, torch
 from arimage import AutoPipeline

@@ -197,13 +197,13 @@ class Engine:
         """Free an adapter, MODEL:NAME, when no images are being generated. Requests that wait for it are refused.
 
         Raises:
-            Refused: if there is none of this name.
+            Refused: if no adapter has this name.
             Cancelled: if the engine is closed.
         """
 
         def unload() -> None:
             if adapted not in self.models or self._pipelines_of(adapted)[0] == adapted:
-                raise Refused(f"{adapted[:80]!r} is no adapter that was loaded", "lora_name")
+                raise Refused(f"{adapted[:80]!r} is not a loaded adapter: name one of /v1/models", "lora_name")
             pipe, base = self._pipelines[adapted], self._pipelines_of(adapted)[0]
             with self._arrived:
                 waiting = [ticket for ticket in self._waiting if ticket.plan.model == adapted]

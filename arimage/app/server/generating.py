@@ -29,7 +29,7 @@ from .state import ServerState, client_of
 
 logger = logging.getLogger(__name__)
 
-# A stream without events has a comment after as many seconds: proxies close a silent connection after 60.
+# A stream without events gets a comment after this many seconds: proxies close a silent connection after 60.
 HEARTBEAT_SECONDS = 15
 
 T = TypeVar("T")
@@ -112,8 +112,7 @@ class Generation:
         return cls(ticket, events, lambda: seconds.observe(time.perf_counter() - began))
 
     async def previews(self) -> AsyncIterator[Image.Image | None]:
-        """The partial images, and None whenever there was none for `HEARTBEAT_SECONDS`, until the request has
-        ended."""
+        """The partial images, and None after each `HEARTBEAT_SECONDS` without one, until the request has ended."""
         first = True
         while True:
             try:

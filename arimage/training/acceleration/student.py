@@ -109,7 +109,7 @@ class StudentTask(PartTask):
     ):
         super().__init__(pipe, sets, settings)
         self.student, self.codebook = student, pipe.vq.code_vectors().detach().float()
-        # A VAR generates all tokens of a map at once, and its student is verified by nothing.
+        # A VAR generates all tokens of a map at once, and nothing verifies its student.
         in_maps = isinstance(pipe, VARPipeline)
         self.decodings = () if in_maps else ("flow", "flow")
         self.teaching = FlowMaps() if in_maps else FlowDecoding(settings.window)
