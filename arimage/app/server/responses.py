@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from ..engine.types import Refused, Result
 from .bodies import Uploads
-from .chat import ignored_of, last_of
-from .generating import HEARTBEAT, EventStream, Generation, prepared, sse
+from .chat import Body, begin, last_of
+from .generating import HEARTBEAT, EventStream, Generation, sse
 from .schemas import EmbeddedImage, Fields, Notes, body_of, facts
 from .state import State, accepting, authorised
 
@@ -69,15 +69,11 @@ class ImageTool(BaseModel):
     input_image_mask: EmbeddedImage | None = None
 
 
-class ResponseFields(BaseModel):
+class ResponseFields(Body):
     """The body of a request. The model of the tool, if it has one, generates."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
     input: str | list[Item]
-    model: str | None = None
     tools: list[ImageTool] | None = None
-    stream: bool | None = None
     metadata: dict[str, str] | None = None
 
     @property
@@ -86,12 +82,6 @@ class ResponseFields(BaseModel):
         return tools[0] if tools else ImageTool(type=TOOL)
 
     def read(self, lenient: bool) -> tuple[Fields, Uploads, list[str]]:
-        """The fields of the image, the images of the last message and their mask, and the names of fields without
-        effect.
-
-        Raises:
-            pydantic.ValidationError, Refused: if one is wrong.
-        """
         extra = self.model_extra or {}
         for name in STORED:
             if extra.get(name):
@@ -114,20 +104,14 @@ class ResponseFields(BaseModel):
             if tool.input_image_mask is not None:
                 files["mask"] = [tool.input_image_mask.read("mask")]
         skipped = ["tools"] if any(one.type != TOOL for one in self.tools or []) else []
-        return fields, files, [*skipped, *ignored_of(self, WITHOUT_EFFECT, lenient)]
+        return fields, files, [*skipped, *self.ignored(WITHOUT_EFFECT, lenient)]
 
 
 @router.post("", openapi_extra=body_of(**{"application/json": ResponseFields}))
 async def create(http: HTTPRequest, state: State) -> Response:
     """Generate an image from the last message of the user, and from its images."""
-    with state.bodies.counted(http):
-        asked = ResponseFields.model_validate_json(await state.bodies.read_json(http), strict=not state.lenient)
-        fields, uploads, ignored = await run_in_threadpool(asked.read, state.lenient)
-        request, notes = await prepared(http, state, fields, uploads)
-        uploads.clear()
-    notes.ignored = sorted([*notes.ignored, *ignored])
-    generation = await Generation.begin(http, state, request, notes)
-    answers = Answers(asked, fields, request.model, notes)
+    asked, fields, notes, generation = await begin(http, state, ResponseFields)
+    answers = Answers(asked, fields, http.state.about.model, notes)
     if fields.stream:
         return EventStream(generation, answers.stream(generation), answers.failed)
     result = await generation.result(http)
