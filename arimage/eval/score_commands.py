@@ -96,6 +96,8 @@ def score(
             raise ValueError(f"{option} is for nearest: leave it out")
     if read == "raw" and "fvd" in names:
         raise ValueError("--read raw is for images, and fvd reads videos: leave out one of the two")
+    if dry_run and download:
+        raise ValueError("--dry-run downloads nothing: leave out one of the two")
     if "nearest" in names:
         check_extra("datasets", extra="train")
     if sheet is not None:
