@@ -180,7 +180,9 @@ def _comment(name: str, path: Path) -> str:
     _check_mp4(name)
     from imageio_ffmpeg import get_ffmpeg_exe
 
-    command = [get_ffmpeg_exe(), "-v", "error", "-i", str(path.absolute()), "-f", "ffmetadata", "-"]
+    # In other formats a file may name others to read.
+    source = ["-f", "mov", "-i", str(path.absolute())]
+    command = [get_ffmpeg_exe(), "-v", "error", *source, "-f", "ffmetadata", "-"]
     with _reading(name):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         if done.returncode:
