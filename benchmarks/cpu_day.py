@@ -15,6 +15,7 @@ python benchmarks/cpu_day.py --only command --before BEFORE
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -29,14 +30,14 @@ from side_by_side import Run, print_runs, spread
 ROOT = Path(__file__).parents[1]
 PROMPTS = ["a red heart", "an owl", "pizza", "a fox", "a blue book", "clown face", "green apple", "cat face"]
 FREE = {"temperature": 1.0, "top_k": 0, "guidance_scale": 1.0}
-# Generates with the build on the path: for each line, an expression of the arguments, prints seconds and passes.
+# Generates with the build on the path: for each line, the arguments as JSON, prints seconds and passes.
 WORKER = """
-import sys, time, torch
+import json, sys, time, torch
 from arimage import AutoPipeline
 pipe = AutoPipeline.from_pretrained(sys.argv[1])
 pipe.set_progress_bar_config(disable=True)
 for line in sys.stdin:
-    call = eval(line)
+    call = json.loads(line)
     seed = torch.Generator().manual_seed(0)
     cpu, wall = time.process_time(), time.perf_counter()
     out = pipe(**call, generator=seed)
@@ -61,7 +62,7 @@ class Worker:
 
     def run(self, call: dict) -> Run:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{call!r}\n")
+        self._process.stdin.write(f"{json.dumps(call)}\n")
         self._process.stdin.flush()
         wall, cpu, passes = self._process.stdout.readline().split()
         return Run(float(wall), float(cpu), 1, [float(passes)])

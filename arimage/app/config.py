@@ -2,18 +2,14 @@
 
 import tomllib
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import typer
 from pydantic import ConfigDict, create_model
 
+from ..media.texts import read_text
 from ..settings.schema import check
-
-
-# Characters of a file.
-MOST = 2**20
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -26,9 +22,8 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     if file is None:
         return None
     try:
-        with file.open(encoding="utf-8") as opened:
-            read = _parser(file)(opened.read(MOST))
-    except (OSError, ValueError) as error:
+        read = _parse(file.suffix, read_text(file))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--config {file} cannot be read ({error}): give a file of TOML or YAML") from error
     names = {
         option.removeprefix("--"): parameter.name
@@ -49,18 +44,15 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
-def _parser(file: Path) -> Callable[[str], Any]:
-    if file.suffix == ".toml":
-        return tomllib.loads
-    if file.suffix not in (".yaml", ".yml"):
+def _parse(suffix: str, text: str) -> Any:
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    if suffix not in (".yaml", ".yml"):
         raise ValueError("its name ends with neither .toml nor .yaml")
     import yaml
 
-    def load(text: str) -> Any:
-        try:
-            # An empty file is an empty table.
-            return yaml.safe_load(text) or {}
-        except yaml.YAMLError as error:
-            raise ValueError(" ".join(str(error).split())) from error
-
-    return load
+    try:
+        # An empty file is an empty table.
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error

@@ -12,7 +12,7 @@ from .options import MODEL_HELP, check_models
 if TYPE_CHECKING:
     from ..media.metadata import Metadata
 
-# Settings of a picture that are no options, or whose option has another name.
+# Settings of a picture that are not options, or whose option has another name.
 OTHERS = ("version", "prompt", "class_label", "count", "batch_size", "made_from")
 
 

@@ -365,7 +365,7 @@ def load_pipeline(
         lora: adapters that are active, each FILE[:SCALE].
         named_loras: others, by name.
         steps: how steps run; "captured" leaves it to the pipeline.
-        alone: whether the process does nothing but call the pipeline, and compiles nothing: see `few_imports`.
+        alone: whether the process does nothing but call the pipeline: see `few_imports`.
 
     Raises:
         ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the
@@ -375,7 +375,7 @@ def load_pipeline(
     check_loras(loras)
     if loras and dtype in NARROW:
         raise ValueError(f"--lora changes full weights, and --dtype is {dtype}: leave one of them out")
-    brief = alone and not loras and _needs_few(model)
+    brief = alone and not loras and steps != "compiled" and _needs_few(model)
     with few_imports() if brief else nullcontext():
         pipe, device = _load(model, device, dtype)
     if pipe.abilities.generates_video and not videos:

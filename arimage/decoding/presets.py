@@ -1,7 +1,7 @@
 """Decodings by name, and conversion to and from text and JSON."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,26 +11,12 @@ from .exports import EXPORTS
 from .names import PARTS, PRESETS, check_setting_names, parse_decoding, preset_settings
 
 
-class _Classes(Mapping[str, Any]):
-    """Classes by their names, each of which is imported when it is needed."""
-
-    def __init__(self, names: Iterable[str]):
-        self._names = dict.fromkeys(names)
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(name)
-        return getattr(import_module(f".{EXPORTS[name]}", __package__), name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+_METHODS = tuple(dict.fromkeys(preset.method for preset in PRESETS.values()))
 
 
-_METHODS = _Classes(preset.method for preset in PRESETS.values())
-_PARTS = {setting: _Classes(methods) for setting, methods in PARTS.items()}
+def _class(name: str) -> Any:
+    """The class of this name, imported when it is needed."""
+    return getattr(import_module(f".{EXPORTS[name]}", __package__), name)
 
 
 def decoding_names(traits: Traits | None = None) -> list[str]:
@@ -53,7 +39,7 @@ def decoding_from_name(name: str, **settings) -> Decoding:
         ValueError: if the name or a setting is unknown.
     """
     changed = preset_settings(name, settings)
-    return _build(_METHODS[PRESETS[name].method], changed)
+    return _build(_class(PRESETS[name].method), changed)
 
 
 def decoding_to_dict(decoding: Decoding) -> dict:
@@ -68,7 +54,7 @@ def decoding_to_dict(decoding: Decoding) -> dict:
     parts = {
         name: {"method": type(part).__name__, **dataclasses.asdict(part)}
         for name, part in settings.items()
-        if name in _PARTS
+        if name in PARTS
     }
     return {"method": type(decoding).__name__, **settings, **parts}
 
@@ -82,12 +68,12 @@ def decoding_from_dict(settings: dict) -> Decoding:
     return _from_dict("decoding", settings, _METHODS)
 
 
-def _from_dict(kind: str, settings: dict, methods: Mapping[str, Any]):
+def _from_dict(kind: str, settings: dict, methods: Sequence[str]):
     settings = dict(settings)
     method = settings.pop("method", None)
     if method not in methods:
         raise ValueError(f"unknown {kind} method {method!r}; available: {', '.join(methods)}")
-    return _build(methods[method], settings)
+    return _build(_class(method), settings)
 
 
 def _build(method: type, settings: dict):
@@ -95,9 +81,9 @@ def _build(method: type, settings: dict):
     parts = {}
     for name, part in settings.items():
         if isinstance(part, dict):
-            if name not in _PARTS:
+            if name not in PARTS:
                 raise ValueError(f"{name} is {part!r}, and has no settings of its own: give a value")
-            parts[name] = _from_dict(name, part, _PARTS[name])
+            parts[name] = _from_dict(name, part, PARTS[name])
     return method(**{**settings, **parts})
 
 
@@ -116,7 +102,7 @@ def decoding_from_text(text: str, own: Decoding | None = None) -> Decoding:
     if (
         own is None
         or preset is None
-        or type(own) is not _METHODS[preset.method]
+        or type(own) is not _class(preset.method)
         or own.exact != preset.exact
         or name != _nearest_preset(own)[0]
     ):

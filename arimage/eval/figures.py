@@ -187,22 +187,19 @@ def _cmmd(job: Job) -> dict[str, dict]:
     return {"cmmd": job.entry(estimate, job.against_label, extractor.space, **note, **settings)}
 
 
-def _fd_dinov2(job: Job) -> dict[str, dict]:
-    extractor = job.dinov2_extractor
+def _feature_distance(metric: str, job: Job, extractor: Extractor, **note) -> dict[str, dict]:
     features, theirs = job.extract(extractor), job.extract_against(extractor)
-    warn_of_few("fd-dinov2", features.shape[1], len(features), len(theirs))
-    shared = {"reference": job.against_label, "space": extractor.space, **_note(extractor.weights)}
-    reference = Gaussian.of_features(theirs, job.device)
-    return _with_infinity("fd-dinov2", job, features, reference, partial(job.entry, **shared))
+    warn_of_few(metric, features.shape[1], len(features), len(theirs))
+    make_entry = partial(job.entry, reference=job.against_label, space=extractor.space, **note)
+    return _with_infinity(metric, job, features, Gaussian.of_features(theirs, job.device), make_entry)
+
+
+def _fd_dinov2(job: Job) -> dict[str, dict]:
+    return _feature_distance("fd-dinov2", job, job.dinov2_extractor, **_note(job.dinov2_extractor.weights))
 
 
 def _fd_wavelets(job: Job) -> dict[str, dict]:
-    extractor = job.wavelets
-    features, theirs = job.extract(extractor), job.extract_against(extractor)
-    warn_of_few("fd-wavelets", features.shape[1], len(features), len(theirs))
-    reference = Gaussian.of_features(theirs, job.device)
-    shared = {"reference": job.against_label, "space": extractor.space}
-    return _with_infinity("fd-wavelets", job, features, reference, partial(job.entry, **shared))
+    return _feature_distance("fd-wavelets", job, job.wavelets)
 
 
 def _fvd(job: Job) -> dict[str, dict]:

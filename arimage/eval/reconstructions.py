@@ -1,6 +1,5 @@
 """`arimage eval tokenizer`: what an image tokenizer makes of images, next to them."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,24 +25,11 @@ from .metrics.standard_errors import Estimate, mean_estimate
 METRICS = ("psnr", "ssim", "lpips", "rfid")
 
 
-@dataclass(frozen=True)
-class Networks:
-    """Those of `lpips` and `rfid`, and where they are.
-
-    Attributes:
-        inception_weights: the file of `InceptionExtractor`.
-        download: whether to download the published ones that are missing.
-    """
-
-    inception_weights: Path | None = None
-    resize: Resize = "clean"
-    download: bool = False
-
-    def inception(self, device: str) -> InceptionExtractor:
-        weights = self.inception_weights
-        if weights is None and self.download:
-            weights = fetch_file(INCEPTION_WEIGHTS[self.resize])
-        return InceptionExtractor(weights, self.resize, device)
+def load_inception(weights: Path | None, resize: Resize, download: bool, device: str) -> InceptionExtractor:
+    """The network of `weights`; with `download` by default the published one."""
+    if weights is None and download:
+        weights = fetch_file(INCEPTION_WEIGHTS[resize])
+    return InceptionExtractor(weights, resize, device)
 
 
 def check_reconstructs(pipe: ARImagePipeline, model: str) -> None:
@@ -75,7 +61,9 @@ def score_tokenizer(
     metrics: list[str],
     *,
     size: int | None = None,
-    networks: Networks | None = None,
+    inception_weights: Path | None = None,
+    resize: Resize = "clean",
+    download: bool = False,
     batch_size: int = 32,
 ) -> dict[str, dict]:
     """Figures of the reconstructions of images by the image tokenizer of a pipeline.
@@ -85,6 +73,8 @@ def score_tokenizer(
         metrics: some of `METRICS`. "rfid" is the FID of the reconstructions to the images, at the same size, and gives
             "rfid-infinity" too.
         size: side in pixels. Default: that of the model's images.
+        inception_weights, resize: of `InceptionExtractor`, for "rfid".
+        download: whether to download the published networks that are missing.
 
     Returns:
         The entries of the figures, in the form of `metrics.json`.
@@ -95,12 +85,13 @@ def score_tokenizer(
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r} of image tokenizers: choose among {', '.join(METRICS)}")
-    given, networks, device = read_images(images), networks or Networks(), str(pipe._execution_device)
+    given, device = read_images(images), str(pipe._execution_device)
     sides = pipe.image_sizes[0] if size is None else (size, size)
-    pairs = {"psnr": psnr, "ssim": ssim}
-    functions = {name: Lpips(device, networks.download) if name == "lpips" else pairs.get(name) for name in metrics}
-    inception = networks.inception(device) if "rfid" in metrics else None
-    values: dict[str, list] = {name: [] for name in metrics}
+    functions = {name: function for name, function in (("psnr", psnr), ("ssim", ssim)) if name in metrics}
+    if "lpips" in metrics:
+        functions["lpips"] = Lpips(device, download)
+    inception = load_inception(inception_weights, resize, download, device) if "rfid" in metrics else None
+    values: dict[str, list] = {name: [] for name in functions}
     features: tuple[list, list] = [], []
     for batch in image_batches(given.paths, batch_size, "image tokenizer", read_image):
         cropped = [np.asarray(centre_crop(image, sides)) for image in batch]
@@ -108,19 +99,17 @@ def score_tokenizer(
         decoded = reconstruct(pipe, originals, sides)
         ours, theirs = (pixels.to(device).float() / 255 for pixels in (decoded, originals))
         for name, function in functions.items():
-            if function is not None:
-                values[name].append(function(ours, theirs).cpu())
+            values[name].append(function(ours, theirs).cpu())
         if inception is not None:
             for kept, pixels in zip(features, (decoded, originals), strict=True):
                 pictures = [Image.fromarray(one) for one in pixels.permute(0, 2, 3, 1).numpy()]
                 kept.append(inception(pictures).float().cpu().numpy())
     label = f"{given.label}: {given.count} pictures at {sides[1]}x{sides[0]}"
-    found = {}
-    for name in metrics:
-        if inception is None or name != "rfid":
-            estimate = mean_estimate(torch.cat(values[name]).numpy())
-            found[name] = entry(estimate, given.count, label, None)
-            continue
+    found = {
+        name: entry(mean_estimate(torch.cat(parts).numpy()), given.count, label, None)
+        for name, parts in values.items()
+    }
+    if inception is not None:
         warn_of_few("rfid", FEWEST_IMAGES, given.count)
         ours, theirs = map(np.concatenate, features)
         distance = FrechetDistance(ours, Gaussian.of_features(theirs, device))

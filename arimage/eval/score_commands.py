@@ -96,6 +96,8 @@ def score(
             raise ValueError(f"{option} is for nearest: leave it out")
     if read == "raw" and "fvd" in names:
         raise ValueError("--read raw is for images, and fvd reads videos: leave out one of the two")
+    if dry_run and download:
+        raise ValueError("--dry-run downloads nothing: leave out one of the two")
     if "nearest" in names:
         check_extra("datasets", extra="train")
     if sheet is not None:
@@ -191,14 +193,14 @@ def score_tokenizer(
         check_out("--out", out, ".json")
 
     from ..training.tokens.encoders import load_encoder
-    from .reconstructions import Networks, check_reconstructs
+    from .reconstructions import check_reconstructs
     from .reconstructions import score_tokenizer as score_reconstructions
 
     load = partial(load_pipeline, device=choose_device(device), dtype=dtype)
     pipe = load_encoder(model, load, dtype).to(choose_device(device))
     check_reconstructs(pipe, model)
-    networks = Networks(inception_weights, resize, download)
-    _tell(score_reconstructions(pipe, images, names, size=size, networks=networks, batch_size=batch_size), out)
+    options = {"inception_weights": inception_weights, "resize": resize, "download": download}
+    _tell(score_reconstructions(pipe, images, names, size=size, batch_size=batch_size, **options), out)
 
 
 def _tell(found: dict[str, dict], out: Path | None) -> None:

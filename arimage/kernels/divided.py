@@ -6,7 +6,7 @@ import torch
 
 
 def is_divided(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is divided among processes. There is none before torch's module for them is imported, which
-    takes longer than all of this library."""
+    """Whether a tensor is divided among processes. It can be only after torch's module for that was imported, which
+    takes longer than importing all of this library."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

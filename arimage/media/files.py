@@ -180,7 +180,9 @@ def _comment(name: str, path: Path) -> str:
     _check_mp4(name)
     from imageio_ffmpeg import get_ffmpeg_exe
 
-    command = [get_ffmpeg_exe(), "-v", "error", "-i", str(path.absolute()), "-f", "ffmetadata", "-"]
+    # In other formats a file may name others to read.
+    source = ["-f", "mov", "-i", str(path.absolute())]
+    command = [get_ffmpeg_exe(), "-v", "error", *source, "-f", "ffmetadata", "-"]
     with _reading(name):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         if done.returncode:
@@ -255,10 +257,8 @@ def can_write_mp4() -> bool:
 
 def check_mp4(option: str, path: Path) -> None:
     """Refuse a file that needs the extra "video" where it is not installed."""
-    if path.suffix.lower() not in ANIMATED_SUFFIXES and not can_write_mp4():
-        raise ValueError(
-            f"{option} is {path}, which needs imageio: pip install 'arimage[video]', or give a .webp or .gif"
-        )
+    if path.suffix.lower() not in ANIMATED_SUFFIXES:
+        _check_mp4(f"{option} is {path}, which")
 
 
 def _check_mp4(name: str) -> None:

@@ -138,7 +138,7 @@ def in_image(info: Mapping[Any, Any], exif: Image.Exif) -> str | None:
     """The text in an image, by its `info` and EXIF data."""
     comment = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.UserComment)
     if isinstance(comment, bytes) and comment.startswith(UNICODE):
-        # What is damaged is no JSON.
+        # Damaged text is not JSON.
         return comment.removeprefix(UNICODE).decode("utf-16-be", "replace")
     if isinstance(info.get("comment"), bytes):
         return in_comment(info["comment"].decode("utf-8", "replace"))

@@ -52,11 +52,8 @@ def _projected(states: torch.Tensor, layer: StepLayer, key_heads: int) -> Sequen
         whole = weights[0].as_strided((sum(map(len, weights)), states.shape[-1]), weights[0].stride())
         heads = linear(states, whole).unflatten(-1, (-1, layer.head_dim))
         return heads.split([heads.shape[2] - 2 * key_heads, key_heads, key_heads], dim=2)
-    products = []
-    for weight, bias in zip(layer.projections, layer.biases or [None] * 3, strict=True):
-        heads = _product(states, weight, bias)
-        products.append(heads.unflatten(-1, (-1, layer.head_dim)))
-    return products
+    parts = zip(layer.projections, layer.biases or [None] * 3, strict=True)
+    return [_product(states, *part).unflatten(-1, (-1, layer.head_dim)) for part in parts]
 
 
 def _fed(hidden: torch.Tensor, layer: StepLayer) -> torch.Tensor:
@@ -77,8 +74,7 @@ def _added(hidden: torch.Tensor, inner: torch.Tensor, weight: Weight, norms: tup
 def _product(states: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     if weight.scale is None:
         return linear(states, weight.weight, bias)
-    result = product(states, *weight)
-    return result if bias is None else result + bias
+    return product(states, *weight, bias)
 
 
 def _normed(hidden: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -1,8 +1,11 @@
 """What commands import: nothing that they do not need."""
 
+from contextlib import nullcontext
+
 import pytest
 from commands import python
 
+from arimage.cli import options
 from arimage.cli.imports import OPTIONAL
 
 
@@ -76,3 +79,17 @@ def test_what_is_left_out_comes_when_it_is_used():
 def test_imports_are_as_before_afterwards():
     done = python("-c", AFTER)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("steps", "few"), [("captured", 1), ("eager", 1), ("compiled", 0)])
+def test_what_compiles_imports_everything(monkeypatch, steps, few):
+    asked = []
+
+    def stop(*_):
+        raise KeyError
+
+    monkeypatch.setattr(options, "few_imports", lambda: asked.append(1) or nullcontext())
+    monkeypatch.setattr(options, "_load", stop)
+    with pytest.raises(KeyError):
+        options.load_pipeline("emoji-arpg", "cpu", alone=True, steps=steps)
+    assert len(asked) == few

@@ -16,7 +16,7 @@ from arimage.eval import reconstructions
 from arimage.eval.metrics import pairs
 from arimage.eval.metrics.frechet import Gaussian, frechet_distance
 from arimage.eval.metrics.pairs import Lpips, psnr, ssim
-from arimage.eval.reconstructions import Networks, check_reconstructs, reconstruct, score_tokenizer
+from arimage.eval.reconstructions import check_reconstructs, load_inception, reconstruct, score_tokenizer
 from arimage.media.files import read_image
 from arimage.training.tokens.views import centre_crop
 
@@ -120,9 +120,9 @@ def test_networks_are_fetched_only_if_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(reconstructions, "fetch_file", lambda file: tmp_path / file.name)
     monkeypatch.setattr(reconstructions, "InceptionExtractor", lambda path, *_: path)
-    assert Networks(download=True).inception("cpu") == tmp_path / "inception-2015-12-05.pt"
-    assert Networks().inception("cpu") is None
-    assert Networks(tmp_path / "own.pt", download=True).inception("cpu") == tmp_path / "own.pt"
+    assert load_inception(None, "clean", True, "cpu") == tmp_path / "inception-2015-12-05.pt"
+    assert load_inception(None, "clean", False, "cpu") is None
+    assert load_inception(tmp_path / "own.pt", "clean", True, "cpu") == tmp_path / "own.pt"
 
 
 def test_the_command_prints_and_writes(tmp_path, command, refused):

@@ -274,6 +274,11 @@ def test_a_dry_run_says_how_long_networks_take_and_writes_nothing(images, refere
     assert files(tmp_path) == before
 
 
+def test_a_dry_run_downloads_nothing(images, refused):
+    said = refused("eval", "score", images, "--metrics", "isc", "--dry-run", "--download")
+    assert "--dry-run downloads nothing" in said
+
+
 def test_raw_files_are_read_as_they_are_stored(reference, tmp_path, command, refused):
     turned, clear, exif = Image.fromarray(OURS[0]), Image.fromarray(OURS[1]).convert("RGBA"), Image.Exif()
     exif[ExifTags.Base.Orientation] = 3

@@ -21,7 +21,7 @@ CLICK = """element.addEventListener("click", ({target}) => {
     const picture = target.closest("[data-name]");
     if (picture) trigger("click", {name: picture.dataset.name});
 })"""
-# Hides the pictures in whose names not every word begins a word.
+# Hides pictures unless every word of the search begins a word of their names.
 SEARCH = r"""(text) => {
     const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
     const asked = words(text), buttons = [...document.querySelectorAll("#gallery button")];

@@ -50,7 +50,7 @@ def query_of_picture(path: Path) -> dict[str, str]:
     """The query that generates a picture again, by the metadata in its file.
 
     Raises:
-        gr.Error: if it has none, or is an edit, whose image it does not hold.
+        gr.Error: if it has no metadata, or is an edit, whose image it does not hold.
     """
     try:
         made = read_metadata("the picture", path)

@@ -1,16 +1,27 @@
 """Adapters that requests choose by name: NAME=FILE is served as the model MODEL:NAME."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from ...cli.options import parse_lora
 
 
-# The names and scales of the adapters that are active for a model, by the name of the model.
-Active = Mapping[str, tuple[list[str], list[float]]]
 # The name of an adapter.
 NAME = re.compile(r"[\w-]+", re.ASCII)
+
+
+class Active(NamedTuple):
+    """The adapters that are active for a model: their names in its pipeline, their scales, and FILE:SCALE of each."""
+
+    names: list[str]
+    scales: list[float]
+    texts: list[str]
+
+    def with_one(self, name: str, source: str | Path, scale: float) -> "Active":
+        """These and one more."""
+        return Active([*self.names, name], [*self.scales, scale], [*self.texts, f"{source}:{scale:g}"])
 
 
 def split_adapters(texts: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -42,14 +53,15 @@ def adapted_names(model: str, texts: Iterable[str]) -> list[str]:
     return [f"{model}:{name}" for name in split_adapters(texts)[1]]
 
 
-def active_adapters(model: str, texts: Iterable[str]) -> Active:
+def active_adapters(model: str, texts: Iterable[str]) -> dict[str, Active]:
     """Which adapters are active for `model` and for each MODEL:NAME. Empty without adapters."""
     always, named = split_adapters(texts)
     if not (always or named):
         return {}
-    # See `load_loras`.
-    names, scales = [f"default_{place}" for place in range(len(always))], [parse_lora(text)[1] for text in always]
-    return {model: (names, scales)} | {
-        f"{model}:{name}": ([*names, name_in_pipeline(name)], [*scales, parse_lora(text)[1]])
-        for name, text in named.items()
+    active = Active([], [], [])
+    for place, text in enumerate(always):
+        # See `load_loras`.
+        active = active.with_one(f"default_{place}", *parse_lora(text))
+    return {model: active} | {
+        f"{model}:{name}": active.with_one(name_in_pipeline(name), *parse_lora(text)) for name, text in named.items()
     }

@@ -4,7 +4,7 @@ import bisect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from ...cli.made import shared
 from ...pipelines.base import ARImagePipeline
 from .adapters import NAME, Active, name_in_pipeline
 from .batch import Parts, RequestBatch
@@ -63,7 +64,10 @@ class Engine:
     """
 
     def __init__(
-        self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None, adapters: Active | None = None
+        self,
+        pipelines: dict[str, ARImagePipeline],
+        limits: Limits | None = None,
+        adapters: Mapping[str, Active] | None = None,
     ):
         self.limits = limits or Limits()
         self.models: dict[str, ModelInfo] = {}
@@ -111,7 +115,7 @@ class Engine:
             Cancelled: if the engine is closed.
         """
         request, plan = self.check(request)
-        request = reduce_uploads(request, self.models[request.model])
+        request = reduce_uploads(request, self._info(request.model))
         ticket = self._ticket(request, plan, on_progress)
         pipe = self._pipelines[request.model]
         if pipe.known_captions is not None and request.prompt is not None:
@@ -147,11 +151,16 @@ class Engine:
             Refused: if the model does not support the request, or the limits do not allow it.
         """
         check_types(request)
-        if request.model not in self.models:
-            raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
-        pipe = self._pipelines[request.model]
+        info, pipe = self._info(request.model), self._pipelines[request.model]
         request = with_class(request, pipe)
-        return request, check(request, pipe, self.models[request.model], self.limits)
+        return request, check(request, pipe, info, self.limits)
+
+    def _info(self, model: str) -> ModelInfo:
+        # Another thread may unload it at any time.
+        models = self.models
+        if model not in models:
+            raise Refused(f"unknown model {model[:80]!r}: choose among {', '.join(models)}", "model")
+        return models[model]
 
     def load_adapter(self, model: str, name: str, source: Path, scale: float) -> str:
         """Load an adapter of a model when no images are being generated, and return the name by which requests choose
@@ -170,13 +179,13 @@ class Engine:
                 raise Refused(f"there is a model {adapted} already: unload it, or choose another name", "lora_name")
             if self._pipelines_of(model)[0] != model:
                 raise Refused(f"{model} has an adapter itself: name the model without one", "model")
-            always = self._adapters.setdefault(model, ([], []))
+            always = self._adapters.setdefault(model, Active([], [], []))
             try:
                 pipe.load_lora_weights(source, adapter_name=own)
             except ValueError as error:
                 raise Refused(str(error), "lora_path") from error
-            pipe.set_adapters(*always)
-            self._adapters[adapted] = ([*always[0], own], [*always[1], scale])
+            pipe.set_adapters(always.names, always.scales)
+            self._adapters[adapted] = always.with_one(own, source, scale)
             # Other threads read these.
             self._pipelines = self._pipelines | {adapted: pipe}
             self.models = self.models | {adapted: self.models[model]}
@@ -188,13 +197,13 @@ class Engine:
         """Free an adapter, MODEL:NAME, when no images are being generated. Requests that wait for it are refused.
 
         Raises:
-            Refused: if there is none of this name.
+            Refused: if no adapter has this name.
             Cancelled: if the engine is closed.
         """
 
         def unload() -> None:
             if adapted not in self.models or self._pipelines_of(adapted)[0] == adapted:
-                raise Refused(f"{adapted[:80]!r} is no adapter that was loaded", "lora_name")
+                raise Refused(f"{adapted[:80]!r} is not a loaded adapter: name one of /v1/models", "lora_name")
             pipe, base = self._pipelines[adapted], self._pipelines_of(adapted)[0]
             with self._arrived:
                 waiting = [ticket for ticket in self._waiting if ticket.plan.model == adapted]
@@ -202,8 +211,9 @@ class Engine:
             for ticket in waiting:
                 ticket.settle(Refused(unloaded(adapted), "model"))
                 self._drop(ticket)
-            pipe.set_adapters(*self._adapters[base])
-            pipe.delete_adapters(self._adapters.pop(adapted)[0][-1])
+            always = self._adapters[base]
+            pipe.set_adapters(always.names, always.scales)
+            pipe.delete_adapters(self._adapters.pop(adapted).names[-1])
             if not pipe.get_list_adapters():
                 pipe.unload_lora_weights()
 
@@ -280,7 +290,12 @@ class Engine:
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster, plan.reads)
         if self._pipelines[request.model].abilities.kind != "tokens":
             kind = (plan.model, plan.decoding, plan)
-        return Ticket(request, plan, kind, self._drop, on_progress, self.limits.metadata)
+        made_with = None
+        if self.limits.metadata:
+            adapters = self._adapters.get(request.model, Active([], [], []))
+            loras = [shared(text) for text in adapters.texts] or None
+            made_with = {"model": self._pipelines_of(request.model)[0], "lora": loras}
+        return Ticket(request, plan, kind, self._drop, on_progress, made_with)
 
     def _drop(self, ticket: Ticket) -> None:
         with self._arrived:
@@ -319,8 +334,8 @@ class Engine:
         """Generate the images of requests of the same kind as `first`. Returns the error that ended their batch."""
         model = first.plan.model
         pipe, adapters = self._pipelines[model], self._adapters.get(model)
-        if adapters is not None and pipe.get_active_adapters() != adapters[0]:
-            pipe.set_adapters(*adapters)
+        if adapters is not None and pipe.get_active_adapters() != adapters.names:
+            pipe.set_adapters(adapters.names, adapters.scales)
         # Pixels that are decoded later would meet the adapters of another batch.
         several = len(self._pipelines_of(model)) > 1
         at_once = pipe.abilities.decodes_quickly or pipe.has_hooks or several

@@ -28,7 +28,7 @@ def start_engines(
     images: dict[str, Any] = {name: pipe for name, pipe in pipelines.items() if name not in videos}
     # Adapters are those of one model, the first name.
     engine = Engine(images, limits, active_adapters(next(iter(pipelines)), lora or []))
-    maker = VideoMaker(videos, limits) if videos else None
+    maker = VideoMaker(videos, limits, lora or []) if videos else None
     if maker is not None:
         # Both use the same device.
         maker.on_device_error = engine.fail

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from PIL import Image
@@ -35,6 +36,9 @@ class Finished:
 class Ticket:
     """A submitted request.
 
+    Args:
+        made_with: what the metadata of its images say in addition to its settings; None for images without metadata.
+
     Attributes:
         request: the request.
         future: resolves to the `Result`, or to the exception that `result` raises.
@@ -52,7 +56,7 @@ class Ticket:
         kind: tuple,
         drop: Callable[["Ticket"], None],
         on_progress: Callable[[Progress], None] | None,
-        metadata: bool,
+        made_with: dict[str, Any] | None,
     ):
         self.request, self.plan, self.kind, self.future = request, plan, kind, Future()
         # From here on, only `settle` ends it.
@@ -64,7 +68,7 @@ class Ticket:
         self.unknown: Unknown | None = None
         self.unbegun, self._started, self._submitted = deque(range(request.count)), None, time.perf_counter()
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
-        self._changed, self._latest, self._metadata = threading.Condition(), None, metadata
+        self._changed, self._latest, self._made_with = threading.Condition(), None, made_with
 
     def events(self, every: float | None = None) -> Iterator[Progress | Result]:
         """Yield the progress of the request whenever it changes, then its `Result`. A slow reader misses some reports.
@@ -182,8 +186,9 @@ class Ticket:
             "width": plan.size[1],
             **({"made_from": inputs} if inputs else {}),
         }
-        for image, seed in zip(images if self._metadata else [], self.seeds, strict=False):
-            image.info[KEY] = to_text(settings | {"count": 1, "seed": seed})
+        if self._made_with is not None:
+            for image, seed in zip(images, self.seeds, strict=True):
+                image.info[KEY] = to_text(settings | self._made_with | {"count": 1, "seed": seed})
         return Result(
             images=images,
             seeds=self.seeds,

@@ -3,12 +3,13 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from PIL import Image
 
+from ...cli.made import shared
 from ...decoding import decoding_to_text
 from ...media.metadata import to_text
 from ...pipelines.base import ARPipeline
@@ -53,6 +54,7 @@ class VideoProgress:
         work: the share of the work that is done.
         seconds: the time since the generation began.
         finished: the name of the decoding and whether it is exact, once the video is finished.
+        lora: the active adapters, FILE[:SCALE] each, once the video is finished.
     """
 
     frames: list[Image.Image]
@@ -63,6 +65,7 @@ class VideoProgress:
     work: float
     seconds: float
     finished: tuple[str, bool] | None = None
+    lora: list[str] | None = None
 
 
 class VideoMaker:
@@ -70,6 +73,7 @@ class VideoMaker:
 
     Args:
         pipelines: video pipelines by the names that requests use.
+        lora: the adapters that are active, FILE[:SCALE] each.
 
     Attributes:
         models: the abilities of each pipeline, by name.
@@ -83,7 +87,8 @@ class VideoMaker:
 
     at_a_time = 1
 
-    def __init__(self, pipelines: dict[str, ARPipeline], limits: Limits | None = None):
+    def __init__(self, pipelines: dict[str, ARPipeline], limits: Limits | None = None, lora: Iterable[str] = ()):
+        self._lora = [shared(text) for text in lora] or None
         self.limits, self._pipelines, self._lock = limits or Limits(), pipelines, threading.Lock()
         for pipe in pipelines.values():
             pipe.set_progress_bar_config(disable=True)
@@ -133,19 +138,19 @@ class VideoMaker:
         self.check(request)
         with self._lock:
             try:
-                yield from _generate(self._pipelines[request.model], request)
+                yield from _generate(self._pipelines[request.model], request, self._lora)
             except torch.AcceleratorError as error:
                 self.on_device_error(error)
                 raise
 
 
-def _generate(pipe: ARPipeline, request: VideoRequest) -> Iterator[VideoProgress]:
+def _generate(pipe: ARPipeline, request: VideoRequest, lora: list[str] | None) -> Iterator[VideoProgress]:
     events: queue.SimpleQueue[VideoProgress | Exception] = queue.SimpleQueue()
     stopped = threading.Event()
 
     def work() -> None:
         try:
-            _call(pipe, request, events, stopped)
+            _call(pipe, request, lora, events, stopped)
         except _Stopped:
             pass
         # Raised where the events are read.
@@ -217,7 +222,9 @@ class _Clips:
         self._spent += time.perf_counter() - now
 
 
-def _call(pipe, request: VideoRequest, events: queue.SimpleQueue, stopped: threading.Event) -> None:
+def _call(
+    pipe, request: VideoRequest, lora: list[str] | None, events: queue.SimpleQueue, stopped: threading.Event
+) -> None:
     preview, began = (_Clips if pipe.abilities.in_maps else _Maps)(pipe), time.perf_counter()
 
     def on_step(pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -244,7 +251,7 @@ def _call(pipe, request: VideoRequest, events: queue.SimpleQueue, stopped: threa
     decoding = request.decoding or decoding_to_text(pipe.decoding)
     passes, tokens, seconds = output.stats.forward_passes, _count(output.tokens), time.perf_counter() - began
     done = (decoding, output.stats.exact)
-    events.put(VideoProgress(output.frames[0], passes, preview.appeared, tokens, tokens, 1.0, seconds, done))
+    events.put(VideoProgress(output.frames[0], passes, preview.appeared, tokens, tokens, 1.0, seconds, done, lora))
 
 
 def video_metadata(request: VideoRequest, now: VideoProgress) -> str:
@@ -258,6 +265,7 @@ def video_metadata(request: VideoRequest, now: VideoProgress) -> str:
         "height": now.frames[0].height,
         "width": now.frames[0].width,
         "num_frames": len(now.frames),
+        "lora": now.lora,
         "made_from": ["image"] if request.image is not None else None,
     }
     return to_text(settings)

@@ -80,5 +80,5 @@ def _inside(folder: Path, path: str) -> Path:
     except (OSError, ValueError):
         inside = False
     if not inside:
-        raise Refused("lora_path is no file or folder in that of --lora-root: copy the adapter there", "lora_path")
+        raise Refused("lora_path does not exist in the folder of --lora-root: copy the adapter there", "lora_path")
     return found

@@ -3,12 +3,12 @@
 import base64
 import secrets
 import time
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HTTPRequest
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
@@ -48,14 +48,9 @@ class TextPart(BaseModel):
     text: str
 
 
-class ImageURL(BaseModel):
-    url: str
-    detail: str | None = None
-
-
 class ImagePart(BaseModel):
     type: Literal["image_url"]
-    image_url: ImageURL
+    url: str = Field(validation_alias=AliasPath("image_url", "url"))
 
 
 class StreamOptions(BaseModel):
@@ -67,92 +62,109 @@ class StreamOptions(BaseModel):
 CONTENT = TypeAdapter(list[Annotated[TextPart | ImagePart, Field(discriminator="type")]])
 
 
-class ChatFields(BaseModel):
-    """The body of a request. `image_config` holds the fields of `Fields`; `modalities` with "image" asks for images
-    next to the text."""
+class Body(BaseModel):
+    """What the bodies of chats and responses share."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    messages: list[ChatMessage] = Field(min_length=1)
     model: str | None = None
-    n: int | None = None
-    seed: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    modalities: list[str] | None = None
-    image_config: dict[str, Any] | None = None
 
     def read(self, lenient: bool) -> tuple[Fields, Uploads, list[str]]:
         """The fields of the images, the images of the last message, and the names of fields without effect.
 
         Raises:
-            pydantic.ValidationError, Refused: if one is wrong.
+            pydantic.ValidationError, Refused, Problem: if one is wrong.
         """
+        raise NotImplementedError
+
+    def ignored(self, known: frozenset[str], lenient: bool) -> list[str]:
+        """The names of further fields that were sent, which have no effect.
+
+        Raises:
+            Problem: for one that is not `known`, unless the server is lenient.
+        """
+        sent = [name for name, value in (self.model_extra or {}).items() if value is not None]
+        unknown = [name for name in sent if name not in known]
+        if unknown and not lenient:
+            message = f"unknown field {unknown[0]!r}: leave it out"
+            raise Problem(error_response(message, 400, unknown[0], "unknown_parameter"))
+        return sent
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+async def begin(
+    http: HTTPRequest, state: ServerState, kind: type[AnyBody]
+) -> tuple[AnyBody, Fields, Notes, Generation]:
+    """Read a request and submit it; see `Generation.begin`."""
+    with state.bodies.counted(http):
+        body = kind.model_validate_json(await state.bodies.read_json(http), strict=not state.lenient)
+        fields, uploads, ignored = await run_in_threadpool(body.read, state.lenient)
+        request, notes = await prepared(http, state, fields, uploads)
+        uploads.clear()
+    notes.ignored = sorted([*notes.ignored, *ignored])
+    return body, fields, notes, await Generation.begin(http, state, request, notes)
+
+
+class ChatFields(Body):
+    """The body of a request. `image_config` holds the fields of `Fields`; `modalities` with "image" asks for images
+    next to the text."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    n: int | None = None
+    seed: int | None = None
+    stream_options: StreamOptions | None = None
+    modalities: list[str] | None = None
+    image_config: dict[str, Any] | None = None
+
+    def read(self, lenient: bool) -> tuple[Fields, Uploads, list[str]]:
         given = self.image_config or {}
         for name in ELSEWHERE:
             if name in given and not lenient:
                 raise Refused(f"image_config has {name}, which is not for a chat: leave it out", "image_config")
-        said = [message.content for message in self.messages if message.role == "user"]
-        if not said:
-            raise Refused("no message is from the user: send one with the prompt", "messages")
-        parts = parts_of("messages", said[-1], "text", CONTENT)
-        images = [EmbeddedImage(image_url=part.image_url.url) for part in parts if isinstance(part, ImagePart)]
-        if len(images) > MAX_FILES:
-            raise Refused(f"the message has more than {MAX_FILES} images: send fewer", "messages")
+        prompt, images = last_of("messages", self.messages, "text", CONTENT)
         settings = {name: value for name, value in given.items() if name not in ELSEWHERE}
         if self.seed is not None:
             settings["seed"] = self.seed
-        prompt = "\n".join(part.text for part in parts if isinstance(part, TextPart))
         own = {"prompt": prompt, "model": self.model, "n": self.n, "stream": self.stream}
         fields = Fields.read(settings | own, lenient)
         files = {"image": [image.read("messages") for image in images]} if images else {}
-        return fields, files, ignored_of(self, ABOUT_TEXT, lenient)
+        return fields, files, self.ignored(ABOUT_TEXT, lenient)
 
 
-def parts_of(field: str, content: Any, kind: str, parts: TypeAdapter) -> list[Any]:
-    """The parts of a message.
+def last_of(field: str, messages: Sequence[Any], kind: str, parts: TypeAdapter) -> tuple[str, list[EmbeddedImage]]:
+    """The prompt and the images of the last message of the user.
 
     Args:
-        field: where the message is.
-        content: its parts, or its text alone.
+        field: where the messages are.
         kind: the type of a part that is a text.
-        parts: which parts there may be.
+        parts: reads the parts of a message; those that are not texts have a `url`.
 
     Raises:
-        Refused: if there are others.
+        Refused: if there is no such message, or it has other parts or too many images.
     """
+    said = [message.content for message in messages if message.role == "user"]
+    if not said:
+        raise Refused("no message is from the user: send one with the prompt", field)
+    content = [{"type": kind, "text": said[-1]}] if isinstance(said[-1], str) else said[-1]
     try:
-        return parts.validate_python([{"type": kind, "text": content}] if isinstance(content, str) else content)
+        read = parts.validate_python(content)
     except ValidationError as error:
         message = "the last message of the user is neither a text nor a list of texts and images: send one of them"
         raise Refused(message, field) from error
-
-
-def ignored_of(fields: BaseModel, known: frozenset[str], lenient: bool) -> list[str]:
-    """The names of further fields that were sent, which have no effect.
-
-    Raises:
-        Problem: for one that is not `known`, unless the server is lenient.
-    """
-    sent = [name for name, value in (fields.model_extra or {}).items() if value is not None]
-    unknown = [name for name in sent if name not in known]
-    if unknown and not lenient:
-        message = f"unknown field {unknown[0]!r}: leave it out"
-        raise Problem(error_response(message, 400, unknown[0], "unknown_parameter"))
-    return sent
+    images = [EmbeddedImage(image_url=part.url) for part in read if part.type != kind]
+    if len(images) > MAX_FILES:
+        raise Refused(f"the message has more than {MAX_FILES} images: send fewer", field)
+    return "\n".join(part.text for part in read if part.type == kind), images
 
 
 @router.post("", openapi_extra=body_of(**{"application/json": ChatFields}))
 async def completions(http: HTTPRequest, state: State) -> Response:
     """Generate images from the last message of the user, and from its images."""
-    with state.bodies.counted(http):
-        chat = ChatFields.model_validate_json(await state.bodies.read_json(http), strict=not state.lenient)
-        fields, uploads, ignored = await run_in_threadpool(chat.read, state.lenient)
-        request, notes = await prepared(http, state, fields, uploads)
-        uploads.clear()
-    notes.ignored = sorted([*notes.ignored, *ignored])
-    generation = await Generation.begin(http, state, request, notes)
-    answers = Answers(http, state, chat, fields, request.model, notes)
+    chat, fields, notes, generation = await begin(http, state, ChatFields)
+    answers = Answers(http, state, chat, fields, notes)
     if fields.stream:
         return EventStream(generation, answers.stream(generation), lambda error: sse({"error": error}))
     return JSONResponse(await answers.whole(await generation.result(http)))
@@ -161,11 +173,10 @@ async def completions(http: HTTPRequest, state: State) -> Response:
 class Answers:
     """The answers to one request."""
 
-    def __init__(
-        self, http: HTTPRequest, state: ServerState, chat: ChatFields, fields: Fields, model: str, notes: Notes
-    ):
+    def __init__(self, http: HTTPRequest, state: ServerState, chat: ChatFields, fields: Fields, notes: Notes):
         self._http, self._state, self._chat, self._fields, self._notes = http, state, chat, fields, notes
-        self._own = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._own = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time())}
+        self._own["model"] = http.state.about.model
 
     async def whole(self, result: Result) -> dict:
         messages = [self._message(file) for file in await files_of(self._fields, result)]

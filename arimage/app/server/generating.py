@@ -14,6 +14,7 @@ from fastapi import Request as HTTPRequest
 from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
+from starlette.types import Receive
 
 from ..engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
 from ..engine.uploads import read_upload, reduce_uploads
@@ -28,7 +29,7 @@ from .state import ServerState, client_of
 
 logger = logging.getLogger(__name__)
 
-# A stream without events has a comment after as many seconds: proxies close a silent connection after 60.
+# A stream without events gets a comment after this many seconds: proxies close a silent connection after 60.
 HEARTBEAT_SECONDS = 15
 
 T = TypeVar("T")
@@ -41,9 +42,9 @@ async def prepared(http: HTTPRequest, state: ServerState, fields: Fields, upload
 
 
 def _read(http: HTTPRequest, state: ServerState, fields: Fields, uploads: Uploads) -> tuple[Request, Notes]:
-    limits = state.backend.limits
-    model = http.state.about.model = state.model_of(fields.model, state.backend.models)
-    info = state.backend.models[model]
+    limits, models = state.backend.limits, state.backend.models
+    model = http.state.about.model = state.model_of(fields.model, models)
+    info = models[model]
     files, masks = uploads.get("image", []), uploads.get("mask", [])
     # The mask is that of the first image. A model that reads no references needs one.
     masked = bool(masks or (files and not info.references))
@@ -111,8 +112,7 @@ class Generation:
         return cls(ticket, events, lambda: seconds.observe(time.perf_counter() - began))
 
     async def previews(self) -> AsyncIterator[Image.Image | None]:
-        """The partial images, and None whenever there was none for `HEARTBEAT_SECONDS`, until the request has
-        ended."""
+        """The partial images, and None after each `HEARTBEAT_SECONDS` without one, until the request has ended."""
         first = True
         while True:
             try:
@@ -164,7 +164,7 @@ async def _unless_gone(asked: Coroutine[Any, Any, T], http: HTTPRequest) -> T:
     Raises:
         Problem: if the client disconnects first, which cancels it.
     """
-    asking, watching = asyncio.ensure_future(asked), asyncio.ensure_future(_disconnected(http))
+    asking, watching = asyncio.ensure_future(asked), asyncio.ensure_future(disconnected(http.receive))
     try:
         await asyncio.wait({asking, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
@@ -175,8 +175,9 @@ async def _unless_gone(asked: Coroutine[Any, Any, T], http: HTTPRequest) -> T:
         watching.cancel()
 
 
-async def _disconnected(http: HTTPRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
+async def disconnected(receive: Receive) -> None:
+    """Wait until a client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

@@ -93,8 +93,8 @@ async def _generate(
 ) -> Response:
     generation = await Generation.begin(http, state, request, notes)
     if fields.stream:
-        on_error = lambda error: sse({"error": error}, "error")  # noqa: E731
-        return EventStream(generation, _stream(generation, fields, kind, notes), on_error)
+        events = _stream(generation, fields, kind, notes)
+        return EventStream(generation, events, lambda error: sse({"error": error}, "error"))
     result = await generation.result(http)
     files = await files_of(fields, result)
     if fields.response_format == "url":

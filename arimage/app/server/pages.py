@@ -12,7 +12,7 @@ from .errors import error_response
 from .metrics import exposition
 from .middleware import PICTURES
 from .schemas import describe_model
-from .state import ServerState, State, authorised
+from .state import State, authorised
 
 
 PAGE = """<!doctype html>
@@ -60,17 +60,22 @@ async def health(state: State) -> Response:
 @router.get("/v1/models")
 async def models(state: State) -> dict:
     """The models of this server and their abilities."""
-    return {"object": "list", "data": [_described(state, name, model) for name, model in state.names.items()]}
+    known = state.models
+    described = [
+        describe_model(name, model, known[model], state.started)
+        for name, model in state.names.items()
+        # An adapter may be unloaded meanwhile.
+        if model in known
+    ]
+    return {"object": "list", "data": described}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, state: State) -> dict:
     """The abilities of one model."""
-    return _described(state, name, state.model_of(name, state.models))
-
-
-def _described(state: ServerState, name: str, model: str) -> dict:
-    return describe_model(name, model, state.models[model], state.started)
+    known = state.models
+    found = state.model_of(name, known)
+    return describe_model(name, found, known[found], state.started)
 
 
 @router.get("/", include_in_schema=False)

@@ -6,6 +6,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
+from ..engine.types import Refused
 from .errors import Problem, error_response
 
 
@@ -53,8 +54,11 @@ class Quotas:
         """Count images that a client asks for, until the function that is returned is called.
 
         Raises:
+            Refused: if these alone are too many.
             Problem: if too many of its images wait or are being generated.
         """
+        if self._images is not None and images > self._images:
+            raise Refused(f"{images} images are asked for: ask for 1 to {self._images}", "count")
         with self._lock:
             found = self._running[client]
             if self._images is not None and found + images > self._images:

@@ -122,8 +122,8 @@ class Replica:
             yield error
 
     async def generate_video(self, request: VideoRequest) -> AsyncIterator[VideoProgress | Refused]:
-        """The progress of a video without its frames, then the last one with them; or the reason why there is none.
-        Ends the video when the iterator is closed."""
+        """The progress of a video without its frames, then the last one with them; or why it is refused. Ends the
+        video when the iterator is closed."""
         events, loop, stopped = asyncio.Queue(), asyncio.get_running_loop(), threading.Event()
 
         def work() -> None:

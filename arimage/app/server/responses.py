@@ -14,17 +14,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from ..engine.types import Refused, Result
-from .bodies import MAX_FILES, Uploads
-from .chat import ChatMessage, ignored_of, parts_of
-from .generating import HEARTBEAT, EventStream, Generation, prepared, sse
+from .bodies import Uploads
+from .chat import Body, begin, last_of
+from .generating import HEARTBEAT, EventStream, Generation, sse
 from .schemas import EmbeddedImage, Fields, Notes, body_of, facts
 from .state import State, accepting, authorised
 
 
 TOOL = "image_generation"
-# Fields that are about text, and those whose absence changes nothing.
+# Fields that need stored responses.
+STORED = ("previous_response_id", "conversation", "prompt", "background")
+# These, fields that are about text, and those whose absence changes nothing.
 WITHOUT_EFFECT = frozenset({
-    "access_programs", "context_management", "include", "instructions", "max_output_tokens", "max_tool_calls",
+    *STORED, "access_programs", "context_management", "include", "instructions", "max_output_tokens", "max_tool_calls",
     "moderation", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "reasoning", "safety_identifier", "service_tier", "store", "stream_options", "temperature", "text", "tool_choice",
     "top_logprobs", "top_p", "truncation", "user",
@@ -51,8 +53,7 @@ class TextPart(BaseModel):
 
 class ImagePart(BaseModel):
     type: Literal["input_image"]
-    image_url: str
-    detail: str | None = None
+    url: str = Field(validation_alias="image_url")
 
 
 CONTENT = TypeAdapter(list[Annotated[TextPart | ImagePart, Field(discriminator="type")]])
@@ -68,15 +69,11 @@ class ImageTool(BaseModel):
     input_image_mask: EmbeddedImage | None = None
 
 
-class ResponseFields(BaseModel):
+class ResponseFields(Body):
     """The body of a request. The model of the tool, if it has one, generates."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
     input: str | list[Item]
-    model: str | None = None
     tools: list[ImageTool] | None = None
-    stream: bool | None = None
     metadata: dict[str, str] | None = None
 
     @property
@@ -85,58 +82,36 @@ class ResponseFields(BaseModel):
         return tools[0] if tools else ImageTool(type=TOOL)
 
     def read(self, lenient: bool) -> tuple[Fields, Uploads, list[str]]:
-        """The fields of the image, the images of the last message and their mask, and the names of fields without
-        effect.
-
-        Raises:
-            pydantic.ValidationError, Refused: if one is wrong.
-        """
         extra = self.model_extra or {}
-        for name in ("previous_response_id", "conversation", "prompt", "background"):
+        for name in STORED:
             if extra.get(name):
-                raise Refused(f"{name} needs responses that are stored, and none is: send the whole input", name)
-        items = [ChatMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        said = [item.content for item in items if item.role == "user"]
-        if not said:
-            raise Refused("no message is from the user: send one with the prompt", "input")
-        parts = parts_of("input", said[-1], "input_text", CONTENT)
+                raise Refused(
+                    f"{name} needs stored responses, and this server stores none: send the whole input", name
+                )
+        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        prompt, images = last_of("input", items, "input_text", CONTENT)
         tool = self.tool
         given = dict(tool.model_extra or {})
-        prompt = "\n".join(part.text for part in parts if isinstance(part, TextPart))
         own = {"prompt": prompt, "model": given.get("model") or self.model, "stream": self.stream}
         fields = Fields.read(given | own, lenient)
         if fields.n not in (None, 1):
             raise Refused(f"a response has one image, not {fields.n}: leave out n", "n")
-        files = self._files(parts, tool)
-        skipped = ["tools"] if any(one.type != TOOL for one in self.tools or []) else []
-        named = ignored_of(
-            self, WITHOUT_EFFECT | {"previous_response_id", "conversation", "prompt", "background"}, lenient
-        )
-        return fields, files, [*skipped, *named]
-
-    def _files(self, parts: list, tool: ImageTool) -> Uploads:
-        images = [EmbeddedImage(image_url=part.image_url) for part in parts if isinstance(part, ImagePart)]
-        if len(images) > MAX_FILES:
-            raise Refused(f"the message has more than {MAX_FILES} images: send fewer", "input")
         if tool.action == "edit" and not images:
             raise Refused("the action is edit, and the message has no image: send one, or leave out action", "tools")
-        if tool.action == "generate" or not images:
-            return {}
-        files = {"image": [image.read("input") for image in images]}
-        return files if tool.input_image_mask is None else files | {"mask": [tool.input_image_mask.read("mask")]}
+        files: Uploads = {}
+        if images and tool.action != "generate":
+            files["image"] = [image.read("input") for image in images]
+            if tool.input_image_mask is not None:
+                files["mask"] = [tool.input_image_mask.read("mask")]
+        skipped = ["tools"] if any(one.type != TOOL for one in self.tools or []) else []
+        return fields, files, [*skipped, *self.ignored(WITHOUT_EFFECT, lenient)]
 
 
 @router.post("", openapi_extra=body_of(**{"application/json": ResponseFields}))
 async def create(http: HTTPRequest, state: State) -> Response:
     """Generate an image from the last message of the user, and from its images."""
-    with state.bodies.counted(http):
-        asked = ResponseFields.model_validate_json(await state.bodies.read_json(http), strict=not state.lenient)
-        fields, uploads, ignored = await run_in_threadpool(asked.read, state.lenient)
-        request, notes = await prepared(http, state, fields, uploads)
-        uploads.clear()
-    notes.ignored = sorted([*notes.ignored, *ignored])
-    generation = await Generation.begin(http, state, request, notes)
-    answers = Answers(asked, fields, request.model, notes)
+    asked, fields, notes, generation = await begin(http, state, ResponseFields)
+    answers = Answers(asked, fields, http.state.about.model, notes)
     if fields.stream:
         return EventStream(generation, answers.stream(generation), answers.failed)
     result = await generation.result(http)

@@ -43,7 +43,7 @@ class Fields(BaseModel):
 
     prompt: str | None = None
     model: str | None = None
-    n: int | None = None
+    n: int | None = Field(None, ge=1)
     size: str | None = Field(None, pattern=SIZE)
     response_format: Literal["b64_json", "url"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None

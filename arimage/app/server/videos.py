@@ -20,6 +20,7 @@ from ..engine.uploads import read_upload
 from ..engine.videos import VideoRequest
 from .bodies import media_type
 from .errors import Problem, error_response
+from .generating import disconnected
 from .leniency import nearest_size
 from .schemas import SIZE, EmbeddedImage, body_of, size_of
 from .state import ServerState, State, accepting, authorised, client_of
@@ -132,11 +133,7 @@ class Download(FileResponse):
     async def __call__(self, scope, receive, send):
         head, begin, end = scope["state"]["head"], 0, 0
 
-        async def leave() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        leaving = asyncio.ensure_future(leave())
+        leaving = asyncio.ensure_future(disconnected(receive))
 
         async def shared_receive():
             await asyncio.shield(leaving)

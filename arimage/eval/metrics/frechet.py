@@ -64,7 +64,7 @@ def _factor(covariance: torch.DoubleTensor) -> torch.DoubleTensor:
     lower, failed = torch.linalg.cholesky_ex(covariance)
     if not failed:
         return lower.T
-    # It is singular up to rounding, or no covariance.
+    # It is singular up to rounding, or not a covariance.
     values, vectors = torch.linalg.eigh(covariance)
     check_eigenvalues("the covariance", values)
     return values.clamp(min=0).sqrt()[:, None] * vectors.T

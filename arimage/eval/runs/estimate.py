@@ -80,7 +80,7 @@ def finished_images(config: dict, rows: list[dict], folder: Path) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds in the largest unit of which there is one."""
+    """Seconds, or minutes or hours if they are at least one."""
     for unit, size in (("hours", 3600), ("minutes", 60)):
         if seconds >= size:
             return f"{seconds / size:.2g} {unit}"

@@ -211,7 +211,7 @@ class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapter
         unconditional: torch.BoolTensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The vector of the text [B, hidden_size] and its tokens [B, P, hidden_size], both in float32, and which of
-        them are no padding, bool [B, P].
+        them are not padding, bool [B, P].
 
         Args:
             prompt_embeds: [B, P, caption_dim], right-padded, with `prompt_attention_mask` [B, P].

@@ -59,7 +59,7 @@ class ClipCache(ScaleCache):
 
     def open(self, layer: int, rows: int) -> tuple[torch.Tensor, ...]:
         """Room for the keys and values that the first `rows` attend to in a layer, [rows, heads, attended, head_dim]
-        each, and those of the cache, of which they begin with the first `seen`."""
+        each, which begin with the first `seen` of the cache, and those of the cache."""
         past = [cached[:rows, :, MOST_ROWS:] for cached in self.of_layer(layer)]
         return *(each.new_empty(*each.shape[:2], self.attended, each.shape[3]) for each in past), *past
 

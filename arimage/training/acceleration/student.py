@@ -64,9 +64,9 @@ class StudentSettings:
     teacher generates by `FlowDecoding` with its default sampling settings, `pair_batch_size` images at a time with the
     given `window`; a VAR generates each map at once. Each step takes `batch_size` of them and a start, the first of
     `starts` in `first_share` of the steps and else another: tokens before it are given as their vectors, the others as
-    their noise. Starts are tokens, of a VAR maps; by default the first and one after a third of the tokens, or half of
-    the maps. The loss, of the
-    others, is the cross-entropy of the tokens and, weighted by `vector_weight`, the squared error of the vectors.
+    their noise. Starts are tokens, of a VAR maps; by default the first and one after 5/16 of them, or after half of
+    the maps. The loss, of the others, is the cross-entropy of the tokens and, weighted by `vector_weight`, the squared
+    error of the vectors.
     `place_embeddings` is that of `LlamaGenDDTransformer`.
     """
 
@@ -109,7 +109,7 @@ class StudentTask(PartTask):
     ):
         super().__init__(pipe, sets, settings)
         self.student, self.codebook = student, pipe.vq.code_vectors().detach().float()
-        # A VAR generates all tokens of a map at once, and its student is verified by nothing.
+        # A VAR generates all tokens of a map at once, and nothing verifies its student.
         in_maps = isinstance(pipe, VARPipeline)
         self.decodings = () if in_maps else ("flow", "flow")
         self.teaching = FlowMaps() if in_maps else FlowDecoding(settings.window)
@@ -256,10 +256,11 @@ def begin_student(recipe: PartRecipe, pipe: ARPipeline, sets: Sets, out: Path) -
             holds the pairs of another teacher, other captions or settings.
     """
     settings = settings_of(StudentSettings, recipe)
-    pipe = pipe if isinstance(pipe, VARPipeline) else as_llamagen(pipe)
-    if isinstance(pipe, VARPipeline) and pipe.transformer.config.conditioning != "class":
+    if not isinstance(pipe, VARPipeline):
+        pipe = as_llamagen(pipe)
+    elif pipe.transformer.config.conditioning != "class":
         raise ValueError("--model is a VAR of texts, and students of VAR take classes: give one of classes")
-    if isinstance(pipe, VARPipeline) and settings.place_embeddings:
+    elif settings.place_embeddings:
         raise ValueError("place_embeddings is true, and a student of VAR has embeddings of places: leave it out")
     count = len(level_offsets(pipe)) - 1
     if settings.starts is None:

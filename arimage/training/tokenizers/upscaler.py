@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -249,7 +250,7 @@ def run_upscaler(
             f"the model decodes {others[0]} x {size} pixels, and upscalers learn squares: give another one"
         )
     data = open_both(train, heldout, size * upscaler.config.scale, seed=settings.seed, **options)
-    save = lambda: save_float16(pipe, out / "model")  # noqa: E731
+    save = partial(save_float16, pipe, out / "model")
     train_upscaler(pipe, recipe.model, *data, settings, out / "upscaler", on_report=save)
     save()
     return pipe

@@ -14,6 +14,7 @@ from arimage.app.engine.adapters import active_adapters, adapted_names, split_ad
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.models import load_models
 from arimage.app.engine.types import Cancelled, Refused, Request
+from arimage.media.metadata import KEY, from_text
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -34,11 +35,12 @@ def test_names_are_told_apart(tmp_path):
     assert split_adapters(texts) == (texts[:1], {"red": "b.safetensors:2", "blue": "owner/name"})
     assert adapted_names("m", texts) == ["m:red", "m:blue"]
     assert active_adapters("m", texts) == {
-        "m": (["default_0"], [0.5]),
-        "m:red": (["default_0", "[red]"], [0.5, 2.0]),
-        "m:blue": (["default_0", "[blue]"], [0.5, 1.0]),
+        "m": (["default_0"], [0.5], texts[:1]),
+        "m:red": (["default_0", "[red]"], [0.5, 2.0], [texts[0], "b.safetensors:2"]),
+        "m:blue": (["default_0", "[blue]"], [0.5, 1.0], [texts[0], "owner/name:1"]),
     }
-    assert active_adapters("m", texts[:1]) == {"m": (["default_0"], [0.5])} and active_adapters("m", []) == {}
+    assert active_adapters("m", texts[:1]) == {"m": (["default_0"], [0.5], texts[:1])}
+    assert active_adapters("m", []) == {}
     (tmp_path / "x=y").mkdir()
     assert split_adapters([f"{tmp_path}/x=y"])[1] == {}
     with pytest.raises(ValueError, match="name of another"):
@@ -83,6 +85,9 @@ def test_adapters_come_and_go_while_images_are_generated(files):
     [red] = ask("model:red").result(60).images
     [pipe] = load_models([str(files / "model")], "cpu", "float32", lora=[f"{path}:3"]).values()
     assert same(red, pipe("a red heart", generator=seeded(1)).images[0]) and not same(red, own)
+    made = from_text("a picture", red.info[KEY])
+    assert (made.model, made.lora) == ("model", ["two.safetensors:3"])
+    assert from_text("a picture", own.info[KEY]).lora is None
     for ticket in (*running, ask()):
         assert same(ticket.result(60).images[0], own)
     for arguments, parameter in (
@@ -115,6 +120,16 @@ def test_adapters_come_and_go_while_images_are_generated(files):
     assert not any("lora" in name for name, _ in pipelines["model"].transformer.named_parameters())
     assert engine.load_adapter("model", "red", path, 3.0) == "model:red"
     assert same(ask("model:red").result(60).images[0], red)
+    check = engine.check
+
+    def unloaded_meanwhile(request):
+        checked = check(request)
+        engine.unload_adapter(request.model)
+        return checked
+
+    engine.check = unloaded_meanwhile
+    with pytest.raises(Refused, match="unknown model"):
+        ask("model:red")
     engine.close()
     with pytest.raises(Cancelled):
         engine.load_adapter("model", "blue", path, 1.0)

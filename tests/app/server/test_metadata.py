@@ -81,13 +81,14 @@ def test_an_edit_says_that_it_is_one(serving, tmp_path):
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_video_holds_what_makes_it_again(kept):
     film = tiny_cosmos.pipeline("text", begins_with_text=True)
-    maker = VideoMaker({"film": film}, Limits(metadata=kept))
+    maker = VideoMaker({"film": film}, Limits(metadata=kept), ["/home/someone/style.safetensors:0.5"])
     jobs = VideoJobs(maker)
     job = jobs.add(VideoRequest("film", "a red heart", seed=5), "")
     wait_for(lambda: not job.unfinished)
     if kept:
         made = read_metadata("x", job.files["video"])
         assert (made.prompt, made.model, made.seed, made.num_frames) == ("a red heart", "film", 5, job.frames)
+        assert made.lora == ["style.safetensors:0.5"]
     else:
         with pytest.raises(ValueError, match="does not say"):
             read_metadata("x", job.files["video"])

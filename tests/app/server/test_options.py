@@ -61,6 +61,9 @@ def test_adapters_are_loaded_and_freed_by_requests(root):
     assert client.post(GENERATIONS, json=BODY | {"model": "red"}).status_code == 404
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "red"}).status_code == 400
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "text"}).status_code == 400
+    # While one is being unloaded, the engine forgets it first.
+    engine.unload_adapter("text:too")
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["text"]
     assert same(image(), own)
     engine.close()
 
@@ -120,8 +123,11 @@ def test_a_client_has_so_many_images_at_a_time(held, stream):
         wait_for(held.entered.is_set)
         refused = ask(3 if stream else 2)
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limit_exceeded"
-        # Nothing is held by what was refused.
-        assert ask(4, "two").status_code == 429
+        # Nothing is held by what was refused, nor freed.
+        for count in (4, -4):
+            never = ask(count, "two")
+            assert never.status_code == 400 and never.json()["error"]["param"] == "n"
+        assert ask(3 if stream else 2).status_code == 429
         held.go.set()
         assert ask(3, "two").status_code == 200 and ask(1).status_code == 200
         thread.join(60)
@@ -183,6 +189,7 @@ def test_a_file_holds_options(served, tmp_path, name, text):
         ("a.toml", "port = ", "cannot be read"),
         ("a.yaml", "- port", "a table of settings"),
         ("a.yaml", "port: [", "cannot be read"),
+        ("a.yaml", "port: " + "[" * 2000, "cannot be read"),
         ("a.json", "{}", "TOML or YAML"),
     ],
 )
