@@ -27,6 +27,11 @@ ServedLoras = Annotated[
     ),
 ]
 Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
+BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
+Queue = Annotated[int, typer.Option(help="Requests that may wait. Clients share the places.")]
+MaxPixels = Annotated[
+    int | None, typer.Option(help="Width times height of the largest image. Default: all sizes of the models.")
+]
 
 
 @panels(
@@ -67,11 +72,9 @@ def serve(
     base_url: Annotated[
         str | None, typer.Option(help="Start of the URLs of images, if a proxy does not say what clients use.")
     ] = None,
-    batch_size: Annotated[int, number("Images generated at a time.", most=10**4)] = 8,
-    queue: Annotated[int, typer.Option(help="Requests that may wait. Clients share the places.")] = 64,
-    max_pixels: Annotated[
-        int | None, typer.Option(help="Width times height of the largest image. Default: all sizes of the models.")
-    ] = None,
+    batch_size: BatchSize = 8,
+    queue: Queue = 64,
+    max_pixels: MaxPixels = None,
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Requests per minute of a client: a token, or an address. Default: any.")
     ] = None,
@@ -196,6 +199,9 @@ def open_app(
         str | None,
         typer.Option(help="Address of the page, if a proxy shows it, as in https://example.org/demo, or its path."),
     ] = None,
+    batch_size: BatchSize = 8,
+    queue: Queue = 64,
+    max_pixels: MaxPixels = None,
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -210,8 +216,11 @@ def open_app(
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[app]'") from error
 
+    from .engine.types import Limits
+
     password = check_password(host, auth)
-    open_demo(model, host, port, password, root_path, device=device, dtype=dtype, lora=lora, steps=steps)
+    limits = Limits(batch=batch_size, queue=queue, output_pixels=max_pixels)
+    open_demo(model, host, port, password, root_path, limits, device=device, dtype=dtype, lora=lora, steps=steps)
 
 
 def _check_lora_root(folder: Path, replicas: int | None) -> None:

@@ -121,7 +121,7 @@ ClassLabels = Annotated[
     list[str] | None,
     typer.Option("--class-label", help="Id or name of a class, for class-conditional models; repeat for more."),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, ... Default: a GPU if there is one.")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"],
     typer.Option(

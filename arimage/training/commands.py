@@ -368,7 +368,7 @@ def lora(
 ) -> None:
     """Train a LoRA adapter for a finished model. Needs images with captions. OUT/best has the lowest held-out loss,
     OUT/last is the last one, and OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
-    from .adapters.lora import LoraSettings, LoraTask, warning_of_poor_pictures
+    from .adapters.lora import LoraSettings, LoraTask, looks_of, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
     from .cards import data_name
     from .resuming import alone_in
@@ -418,8 +418,9 @@ def lora(
             make_repository(push_to_hub, hub_token, private)
         psnr, own = task.report_reconstructions(out)
         typer.echo(
-            f"the image tokenizer reproduces these pictures at {psnr:.1f} dB"
+            f"the image tokenizer reproduces these pictures {looks_of(psnr)}, at {psnr:.1f} dB"
             + ("" if own is None else f", prior ones at {own:.1f} dB")
+            + f": see {out / 'reconstructions-pictures.png'}"
         )
         if warning := warning_of_poor_pictures(psnr, own):
             typer.echo(f"warning: {warning}", err=True)

@@ -64,6 +64,13 @@ def test_an_image_needs_few_modules(tmp_path):
     assert modules & (NEEDLESS | {*OPTIONAL}) == set() and len(modules) < 3200
 
 
+def test_a_video_needs_few_modules_and_what_it_continues_is_read(tmp_path):
+    prompt = ["a red heart, moving right", "--model", "emoji-video-blocks", "--out"]
+    assert imported("generate", *prompt, "heart.webp", cwd=tmp_path) & {*OPTIONAL} == set()
+    assert "torchvision" in imported("generate", *prompt, "on.webp", "--video", "heart.webp", cwd=tmp_path)
+    assert (tmp_path / "on.webp").is_file()
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize("command", ["models", "models emoji-arpg", "decodings"])
 def test_a_list_needs_no_framework(command):

@@ -21,8 +21,10 @@ from arimage.training.losses import losses_of
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `train` is not installed")
 from arimage.training.adapters.lora import (  # noqa: E402
+    LOOKS,
     LoraSettings,
     LoraTask,
+    looks_of,
     target_names,
     warning_of_poor_pictures,
 )
@@ -301,6 +303,7 @@ def test_what_the_tokenizer_cannot_draw_is_said(tmp_path):
     }
     assert warning_of_poor_pictures(20.0, 23.9) is None and warning_of_poor_pictures(20.0, None) is None
     assert "20.0 dB" in str(warning_of_poor_pictures(20.0, 24.1))
+    assert len({looks_of(psnr) for psnr in (-5.0, 19.9, 20.0, 26.9, 27.0, 60.0)}) == 3
 
 
 def test_a_rank_wider_than_the_layers_and_a_decoding_that_does_not_run_are_refused_before_training():
@@ -328,7 +331,8 @@ def test_the_command_trains_an_adapter_that_generates(tmp_path, monkeypatch, cap
 
     small = ["--steps", "2", "--rank", "2", "--device", "cpu", "--dtype", "float32", "--batch-size", "2"]
     code, out = command(*arguments, *small)
-    assert code == 0 and "dB" in out and "held-out loss" in out
+    assert code == 0 and "dB: see run/reconstructions-pictures.png" in out and "held-out loss" in out
+    assert any(f"these pictures {words}, at" in out for words in LOOKS.values())
     assert command("generate", "cat", "--model", "model", "--lora", "run/best:0.5", "--out", "cat.png")[0] == 0
     for option, value, name in (
         ("--rank", "0", "rank"),

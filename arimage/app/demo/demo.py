@@ -159,7 +159,8 @@ def open_demo(
     host: str,
     port: int,
     auth: tuple[str, str] | None,
-    root_path: str | None = None,
+    root_path: str | None,
+    limits: Limits,
     device: str | None = None,
     **loading,
 ) -> None:
@@ -180,7 +181,7 @@ def open_demo(
     pipelines = load_models(models, device, videos=True, **loading)
     if all(pipe.abilities.generates_video for pipe in pipelines.values()):
         raise ValueError("the models generate videos only: add one of images, as in --model icons-arpg")
-    engine, maker = start_engines(pipelines, Limits(), loading.get("lora"))
+    engine, maker = start_engines(pipelines, limits, loading.get("lora"))
     serve_demo(engine, host, port, auth, maker, root_path)
 
 

@@ -25,6 +25,8 @@ MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 UNCHANGED = (
     *SAMPLING, "class_label", "decoding", "negative_prompt", "num_inference_steps", "decoder_guidance_scale", "order",
 )  # fmt: skip
+# How many classes the list of models has to try.
+EXAMPLES = 5
 SIZE = r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
 
 
@@ -282,7 +284,10 @@ def facts(result: Result, notes: Notes) -> dict:
 def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict:
     """The entry of a model in the list of models, under its name or an alias."""
     fields = dataclasses.asdict(info)
-    names, classes = fields.pop("names"), fields.pop("class_names")
+    # Not the folder of their pictures, a path of this machine.
+    names, classes, _ = fields.pop("names"), fields.pop("class_names"), fields.pop("gallery")
+    if info.classes is not None:
+        fields["examples"] = (classes or [])[:EXAMPLES]
     sizes = [f"{width}x{height}" for height, width in info.sizes]
     edits = info.edits or info.references > 0
     routes = ["/v1/images/generations", "/v1/chat/completions", "/v1/responses"]

@@ -55,7 +55,7 @@ class InceptionExtractor:
 
     def __init__(self, weights: Path | None, resize: Resize = "clean", device: str = "cpu"):
         published = INCEPTION_WEIGHTS[resize]
-        path = published.check(weights, f"--resize {resize}")
+        path = published.check(weights, f"the Inception network (--resize {resize})")
         if resize == "clean" and path.name != published.name:
             # clean-fid expects this name.
             raise ValueError(f"{path} is not named {published.name}: rename it, or {published.where}")

@@ -8,13 +8,15 @@ import numpy as np
 import torch
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from PIL import Image
-from torchvision.transforms import functional as vision
 
 from .images import to_pixels
 
 
 def cover(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Resize images [B, 3, H, W] to cover `size` (height, width), and crop them around the centre."""
+    # Not with the module, since a video that begins with a text needs none of it.
+    from torchvision.transforms import functional as vision
+
     scale = max(wanted / given for wanted, given in zip(size, pixels.shape[2:], strict=True))
     covering = [math.ceil(scale * given) for given in pixels.shape[2:]]
     return vision.center_crop(vision.resize(pixels, covering, antialias=True), list(size))
@@ -26,6 +28,8 @@ def cover_levels(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     height, width = pixels.shape[2:]
     if (height, width) == size:
         return pixels
+    from torchvision.transforms import functional as vision
+
     ratio = width / height
     if ratio <= size[1] / size[0]:
         covering = max(int(size[1] / ratio), size[0]), size[1]

@@ -242,6 +242,9 @@ def test_models_are_listed(client, address):
     assert model.model_extra["arimage"]["sizes"] == ["8x8"] and model.model_extra["arimage"]["decodings"]["sjd"]
     assert client.models.retrieve("known").model_extra["arimage"]["names"] == ["red heart", "tree"]
     assert client.models.retrieve("named").model_extra["arimage"]["names"] == CLASSES
+    assert client.models.retrieve("named").model_extra["arimage"]["examples"] == CLASSES[:5]
+    assert client.models.retrieve("class").model_extra["arimage"]["examples"] == []
+    assert model.model_extra["arimage"]["examples"] and "gallery" not in model.model_extra["arimage"]
     with pytest.raises(openai.NotFoundError, match="unknown model 'gpt-image-1': choose among text"):
         client.models.retrieve("gpt-image-1")
     schema = httpx.get(f"{address}/openapi.json").json()
