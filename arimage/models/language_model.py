@@ -137,7 +137,7 @@ class LanguageTokenModel(BoundTokenModel):
         if row_end is not None:
             token = torch.tensor(row_end, device=prompt.device)
             self._row_end = decoder.get_input_embeddings()(token).to(prompt)
-        self.vocab_size = head(prompt[:1, 0]).shape[-1]
+        self.vocab_size = head(prompt[:1, 0]).shape[-1] if codebook is None else len(codebook)
         if neighbours is not None and neighbours.config.vocab_size != self.vocab_size:
             raise ValueError(
                 f"neighbours have {neighbours.config.vocab_size} tokens, and the model {self.vocab_size}: fit them to "

@@ -88,8 +88,8 @@ class QuantizedLinear(nn.Module):
 
 def quantizable(network: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers of the blocks of a transformer by name: of `network` itself, or of its decoder if it is a
-    model of transformers, which may have other parts. Those of our own are followed by the head, and Janus has one in
-    several layers."""
+    model of transformers, which may have other parts. Those of our own are followed by the head, and those of Janus by its
+    `PERCEPTRONS`."""
     if isinstance(network, ModelMixin):
         names = getattr(network, "_repeated_blocks", None) or []
         blocks = [(name, part) for name, part in network.named_modules() if type(part).__name__ in names]
