@@ -1,6 +1,6 @@
 """The heads of language models that generate images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..kernels.divided import is_divided
 from ..kernels.linear import linear as product
 from ..kernels.step.linear import linear
 from .layer_in_torch import run_perceptron
-from .quantized import QuantizedLinear, pack_weights
+from .quantized import PERCEPTRONS, QuantizedLinear, pack_weights
 from .step import has_weights_like, is_hooked, reads_weights
 from .step_layer import Norm, Weight, weight_of
 
@@ -47,8 +47,8 @@ class CodeHead:
 
 
 class CodeEmbedding:
-    """The inputs of a language model for image tokens, which `aligner`, one of `PERCEPTRONS`, makes of their
-    vectors in `embedding`."""
+    """The inputs of a language model for image tokens, which `aligner`, one of `PERCEPTRONS`, makes of their vectors
+    in `embedding`."""
 
     def __init__(self, embedding: nn.Module, aligner: nn.Module):
         self.embedding, self.aligner = embedding, aligner
@@ -62,12 +62,8 @@ class CodeEmbedding:
         return self.aligner(vectors)
 
 
+# Weights and biases of linear layers with a GELU after each but the last.
 HeadLayers = list[tuple[Weight, torch.Tensor | None]]
-# The linear layers of modules of transformers that have a GELU after each but the last.
-PERCEPTRONS: dict[str, Callable[[Any], Sequence[nn.Module]]] = {
-    "JanusVQVAEHead": lambda head: (head.proj_out, head.vision_head),
-    "JanusVQVAEAlignerMLP": lambda aligner: (aligner.fc1, *aligner.hidden_layers),
-}
 
 
 def perceptron_layers(

@@ -435,10 +435,10 @@ class LanguageTokenModel(BoundTokenModel):
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
         mask = additive(visible, embedded.dtype, self._heads_per_key)
         layers = self._layers_on_cpu
-        # Compilers take the modules, and so do prompts with a channel that says which tokens are text.
-        known = embedded.shape[-1] == self._decoder.norm.weight.shape[-1]
-        if layers is not None and known and not torch.compiler.is_compiling():
-            return run_layers(self._decoder, layers, embedded, positions, mask, cache)
+        if layers is not None and not torch.compiler.is_compiling():
+            # Prompts with a channel that says which tokens are text take the modules.
+            if embedded.shape[-1] == self._decoder.norm.weight.shape[-1]:
+                return run_layers(self._decoder, layers, embedded, positions, mask, cache)
         return self._decoder(
             inputs_embeds=embedded,
             position_ids=positions,

@@ -1,5 +1,8 @@
 """Linear layers whose weights take 8 bits each."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from diffusers import ModelMixin
 from torch import nn
@@ -14,8 +17,12 @@ from .saved_files import refuse_to_save
 
 # The largest number of each.
 DTYPES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# What models of transformers have around their decoders that is read in every step.
-PERCEPTRONS = ("JanusVQVAEHead", "JanusVQVAEAlignerMLP")
+# What every step reads of models of transformers besides their decoders: linear layers with a GELU after each but the
+# last, by the class of their module.
+PERCEPTRONS: dict[str, Callable[[Any], Sequence[nn.Module]]] = {
+    "JanusVQVAEHead": lambda head: (head.proj_out, head.vision_head),
+    "JanusVQVAEAlignerMLP": lambda aligner: (aligner.fc1, *aligner.hidden_layers),
+}
 
 
 class QuantizedLinear(nn.Module):
@@ -88,8 +95,8 @@ class QuantizedLinear(nn.Module):
 
 def quantizable(network: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers of the blocks of a transformer by name: of `network` itself, or of its decoder if it is a
-    model of transformers, which may have other parts. Those of our own are followed by the head, and those of Janus by its
-    `PERCEPTRONS`."""
+    model of transformers, which may have other parts. Those of our own are followed by the head, and
+    those of Janus by its `PERCEPTRONS`."""
     if isinstance(network, ModelMixin):
         names = getattr(network, "_repeated_blocks", None) or []
         blocks = [(name, part) for name, part in network.named_modules() if type(part).__name__ in names]
