@@ -1,5 +1,6 @@
 """The heads of language models that generate images."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,10 @@ from transformers.activations import GELUActivation
 from ..kernels.divided import is_divided
 from ..kernels.linear import linear as product
 from ..kernels.step.linear import linear
-from .step import is_hooked, reads_weights
-from .step_layer import Norm
+from .layer_in_torch import run_perceptron
+from .quantized import PERCEPTRONS, QuantizedLinear, pack_weights
+from .step import has_weights_like, is_hooked, reads_weights
+from .step_layer import Norm, Weight, weight_of
 
 
 @dataclass(frozen=True)
@@ -43,29 +46,63 @@ class CodeHead:
         return product(hidden.to(weight.device), weight)
 
 
-def head_layers(head: Any, like: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor | None]] | None:
-    """The weights and biases of a head that the kernels of a step compute, with a GELU after each but the last, given
-    its input; None of another head."""
-    if isinstance(head, CodeHead):
-        reads = head.weight is not None and reads_weights(head.lm_head, like)
-        return [(head.weight, None)] if reads and not is_hooked(head.lm_head) else None
-    if type(head).__name__ != "JanusVQVAEHead" or type(head.activation_fn) is not GELUActivation:
+class CodeEmbedding:
+    """The inputs of a language model for image tokens, which `aligner`, one of `PERCEPTRONS`, makes of their vectors
+    in `embedding`."""
+
+    def __init__(self, embedding: nn.Module, aligner: nn.Module):
+        self.embedding, self.aligner = embedding, aligner
+
+    def __call__(self, tokens: torch.LongTensor) -> torch.Tensor:
+        vectors = self.embedding(tokens)
+        if vectors.device.type == "cpu" and not torch.compiler.is_compiling():
+            layers = perceptron_layers(self.aligner, vectors, has_weights_like)
+            if layers is not None:
+                return run_perceptron(vectors, layers)
+        return self.aligner(vectors)
+
+
+# Weights and biases of linear layers with a GELU after each but the last.
+HeadLayers = list[tuple[Weight, torch.Tensor | None]]
+
+
+def perceptron_layers(
+    module: Any, like: torch.Tensor, reads: Callable[[nn.Module, torch.Tensor], bool]
+) -> HeadLayers | None:
+    """The weights and biases of one of `PERCEPTRONS` whose weights one `reads`, given its input; None of another
+    module."""
+    if type(module).__name__ not in PERCEPTRONS or type(module.activation_fn) is not GELUActivation:
         return None
-    layers = head.proj_out, head.vision_head
-    plain = not any(is_hooked(each) or each._compiled_call_impl is not None for each in (head, *layers))
-    plain = plain and all(type(each) is nn.Linear and reads_weights(each, like) for each in layers)
-    return [(each.weight, each.bias) for each in layers] if plain else None
+    layers = PERCEPTRONS[type(module).__name__](module)
+    plain = not any(is_hooked(each) or each._compiled_call_impl is not None for each in (module, *layers))
+    plain = plain and all(type(each) in (nn.Linear, QuantizedLinear) and reads(each, like) for each in layers)
+    if not plain:
+        return None
+    pack_weights(module, like)
+    return [(weight_of(each), each.bias) for each in layers]
+
+
+def head_layers(
+    head: Any, like: torch.Tensor, reads: Callable[[nn.Module, torch.Tensor], bool] = reads_weights
+) -> HeadLayers | None:
+    """The weights and biases of a head that the kernels of a step compute, or what else `reads` them, with a GELU
+    after each but the last, given its input; None of another head."""
+    if isinstance(head, CodeHead):
+        weight = head.weight
+        plain = weight is not None and reads(head.lm_head, like) and not is_hooked(head.lm_head)
+        return [(Weight(weight), None)] if weight is not None and plain else None
+    return perceptron_layers(head, like, reads)
 
 
 def step_head(
     hidden: torch.Tensor,
     norm: Norm,
-    layers: list[tuple[torch.Tensor, torch.Tensor | None]],
+    layers: HeadLayers,
     index: torch.LongTensor | None,
 ) -> torch.Tensor:
     """The logits [R, V] of the rows `index` [R], or all, of `hidden`, in one launch per layer if they are few."""
     options = {"gain": norm.weight, "eps": norm.eps, "index": index}
     for weight, bias in layers[:-1]:
-        hidden, options = linear(hidden, weight, bias=bias, gelu=True, **options), {}
+        hidden, options = linear(hidden, weight.weight, scale=weight.scale, bias=bias, gelu=True, **options), {}
     weight, bias = layers[-1]
-    return linear(hidden, weight, bias=bias, **options)
+    return linear(hidden, weight.weight, scale=weight.scale, bias=bias, **options)

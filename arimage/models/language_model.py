@@ -15,12 +15,13 @@ from .attention_transformers import FOLDED, fold_heads
 from .bound import BoundTokenModel
 from .cache_transformers import LanguageCache, cache_argument
 from .conditions import Conditions, check_raster, rows_of, spread
-from .language_heads import head_layers, step_head
-from .layer_in_torch import run_layers
+from .language_heads import HeadLayers, head_layers, step_head
+from .layer_in_torch import run_layers, run_perceptron
 from .layers import additive, causal_mask
-from .step import StepPlaces
+from .quantized import pack_weights
+from .step import StepPlaces, has_weights_like
 from .step_language import misfit, misfit_in_torch, norm_of, parts_of, turn_table
-from .step_layer import attend_layer, feed_layer
+from .step_layer import StepLayer, attend_layer, feed_layer
 
 
 # Prompts are padded on the left to a multiple of this length, so that a compiled step serves prompts of about one
@@ -136,7 +137,7 @@ class LanguageTokenModel(BoundTokenModel):
         if row_end is not None:
             token = torch.tensor(row_end, device=prompt.device)
             self._row_end = decoder.get_input_embeddings()(token).to(prompt)
-        self.vocab_size = head(prompt[:1, 0]).shape[-1]
+        self.vocab_size = head(prompt[:1, 0]).shape[-1] if codebook is None else len(codebook)
         if neighbours is not None and neighbours.config.vocab_size != self.vocab_size:
             raise ValueError(
                 f"neighbours have {neighbours.config.vocab_size} tokens, and the model {self.vocab_size}: fit them to "
@@ -144,6 +145,8 @@ class LanguageTokenModel(BoundTokenModel):
             )
         self.neighbours = neighbours
         self._set_turns(prompt)
+        self._layers_on_cpu: list[StepLayer] | None = None
+        self._head_on_cpu: HeadLayers | None = None
 
     @torch.no_grad()
     def prefill(
@@ -152,6 +155,7 @@ class LanguageTokenModel(BoundTokenModel):
         """A cache with the prompts in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         condition, copies = self.conditions.to_prefill(batch_size)
         mask = condition["mask"]
+        self._read_layers(condition["prompt"])
         cache = LanguageCache(
             *mask.shape,
             places=self.conditions.prefix_length,
@@ -209,7 +213,7 @@ class LanguageTokenModel(BoundTokenModel):
             last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self.branches, 1)[..., None]
         at = at.repeat(self.branches, 1)
         cache.write_next_at(index)
-        hidden = self._run_step(
+        hidden = self._run(
             embedded.repeat(self.branches, 1, 1),
             (at if self._offsets is None else self._offsets[:, at]) + self._first[..., None],
             self.conditions.visible_keys(cache.prefix_end, seen),
@@ -417,18 +421,24 @@ class LanguageTokenModel(BoundTokenModel):
         # The ranks of queries without slots lie within as many consecutive ones.
         return count if given_slots else min((count - 1) // self.layout.columns + 1, self.layout.rows - 1)
 
-    def _run_step(self, embedded, positions, visible, cache) -> torch.Tensor:
-        """`_run` of image tokens."""
-        # Compilers take the modules, and the prefill packs their weights in int8.
+    def _read_layers(self, like: torch.Tensor) -> None:
+        """Read what the forward passes of a call take on a CPU in place of modules, with inputs like `like`."""
+        self._layers_on_cpu = self._head_on_cpu = None
         if self.device.type != "cpu" or torch.compiler.is_compiling() or misfit_in_torch(self._decoder):
-            return self._run(embedded, positions, visible, cache)
+            return
         parts = parts_of(self._decoder)
         assert parts is not None
-        mask = additive(visible, embedded.dtype, self._heads_per_key)
-        return run_layers(self._decoder, parts, embedded, positions, mask, cache)
+        pack_weights(self._decoder.layers, like)
+        self._layers_on_cpu = list(map(parts, self._decoder.layers))
+        self._head_on_cpu = head_layers(self._head, like, has_weights_like)
 
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
         mask = additive(visible, embedded.dtype, self._heads_per_key)
+        layers = self._layers_on_cpu
+        if layers is not None and not torch.compiler.is_compiling():
+            # Prompts with a channel that says which tokens are text take the modules.
+            if embedded.shape[-1] == self._decoder.norm.weight.shape[-1]:
+                return run_layers(self._decoder, layers, embedded, positions, mask, cache)
         return self._decoder(
             inputs_embeds=embedded,
             position_ids=positions,
@@ -438,7 +448,9 @@ class LanguageTokenModel(BoundTokenModel):
         ).last_hidden_state
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden).to(self.device).unflatten(0, (self.branches, -1))
+        layers = None if torch.compiler.is_compiling() else self._head_on_cpu
+        logits = self._head(hidden).to(self.device) if layers is None else run_perceptron(hidden, layers)
+        return logits.unflatten(0, (self.branches, -1))
 
 
 def _check_positions(

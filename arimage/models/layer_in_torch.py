@@ -2,12 +2,14 @@
 modules of transformers."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ..kernels.linear import linear
+from ..kernels.linear.int8 import PackedWeight, int8_products
 from ..kernels.step.gate import gate
 from ..kernels.step.linear import lie_together, product
 from ..kernels.step.turns import normed_heads
@@ -16,26 +18,38 @@ from .step_layer import Norm, StepLayer, Weight
 
 
 def run_layers(
-    decoder: Any, parts: Any, hidden: torch.Tensor, positions: torch.LongTensor, mask: torch.Tensor, cache: Any
+    decoder: Any,
+    layers: Sequence[StepLayer],
+    hidden: torch.Tensor,
+    positions: torch.LongTensor,
+    mask: torch.Tensor,
+    cache: Any,
 ) -> torch.Tensor:
     """The last hidden states [rows, Q, D] of a decoder, after its norm.
 
     Args:
-        parts: reads a layer of the decoder, see `arimage.models.step_language.parts_of`.
+        layers: its layers.
         hidden: its inputs [rows, Q, D].
         positions: [rows, Q] or [axes, rows, Q], as the decoder takes them.
         mask: see `arimage.models.layers.additive`.
-        cache: has the prompt, and knows where to write.
+        cache: knows where to write.
     """
     turns = decoder.rotary_emb(hidden, positions)
-    for index, layer in enumerate(decoder.layers):
-        read = parts(layer)
-        hidden = _fed(_attended(hidden, read, turns, mask, cache, index), read)
+    for index, layer in enumerate(layers):
+        hidden = _fed(_attended(hidden, layer, turns, mask, cache, index), layer)
     return _normed(hidden, Norm(decoder.norm.weight, decoder.norm.variance_epsilon))
 
 
+def run_perceptron(states: torch.Tensor, layers: Sequence[tuple[Weight, torch.Tensor | None]]) -> torch.Tensor:
+    """What layers of weights and biases make of `states` [..., D], with a GELU after each but the last."""
+    for index, (weight, bias) in enumerate(layers):
+        states = F.gelu(states) if index else states
+        (states,) = _products(states, [weight], [] if bias is None else [bias])
+    return states
+
+
 def _attended(hidden, layer: StepLayer, turns, mask, cache, index: int) -> torch.Tensor:
-    query, key, value = _projected(_normed(hidden, layer.norms[0]), layer, cache.keys[index].shape[1])
+    query, key, value = _projected(_normed(hidden, layer.norms[0]), layer)
     if layer.head_norms is not None:
         pairs = zip((query, key), layer.head_norms, strict=True)
         query, key = (normed_heads(each, norm.weight, norm.bias, norm.eps) for each, norm in pairs)
@@ -44,16 +58,16 @@ def _attended(hidden, layer: StepLayer, turns, mask, cache, index: int) -> torch
     return _added(hidden, attend_heads(query, key, value, mask, cache, index), layer.out, layer.sum_norms, 0)
 
 
-def _projected(states: torch.Tensor, layer: StepLayer, key_heads: int) -> Sequence[torch.Tensor]:
+def _projected(states: torch.Tensor, layer: StepLayer) -> Sequence[torch.Tensor]:
     """Queries, keys and values [rows, Q, heads of each, head_dim], by one product where their weights lie one after
     another, as `fuse_projections` leaves them."""
     weights = [each.weight for each in layer.projections]
     if layer.projections[0].scale is None and not layer.biases and all(map(lie_together, weights, weights[1:])):
         whole = weights[0].as_strided((sum(map(len, weights)), states.shape[-1]), weights[0].stride())
-        heads = linear(states, whole).unflatten(-1, (-1, layer.head_dim))
-        return heads.split([heads.shape[2] - 2 * key_heads, key_heads, key_heads], dim=2)
-    parts = zip(layer.projections, layer.biases or [None] * 3, strict=True)
-    return [_product(states, *part).unflatten(-1, (-1, layer.head_dim)) for part in parts]
+        products = linear(states, whole).split(list(map(len, weights)), dim=-1)
+    else:
+        products = _products(states, layer.projections, layer.biases)
+    return [each.unflatten(-1, (-1, layer.head_dim)) for each in products]
 
 
 def _fed(hidden: torch.Tensor, layer: StepLayer) -> torch.Tensor:
@@ -61,20 +75,27 @@ def _fed(hidden: torch.Tensor, layer: StepLayer) -> torch.Tensor:
     if up is not None and gates.scale is None and lie_together(gates.weight, up.weight):
         both = gates.weight.as_strided((2 * len(up.weight), states.shape[-1]), up.weight.stride())
         gates, up = Weight(both), None
-    products = [_product(states, gates)]
-    products = products[0].chunk(2, dim=-1) if up is None else [*products, _product(states, up)]
+    products = _products(states, [gates] if up is None else [gates, up])
+    products = products[0].chunk(2, dim=-1) if up is None else products
     return _added(hidden, gate(*products), layer.down, layer.sum_norms, 1)
 
 
 def _added(hidden: torch.Tensor, inner: torch.Tensor, weight: Weight, norms: tuple[Norm, Norm] | None, place: int):
-    change = _product(inner, weight)
+    (change,) = _products(inner, [weight])
     return hidden + (change if norms is None else _normed(change, norms[place]))
 
 
-def _product(states: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    if weight.scale is None:
-        return linear(states, weight.weight, bias)
-    return product(states, *weight, bias)
+def _products(
+    states: torch.Tensor, weights: Sequence[Weight], biases: Sequence[torch.Tensor] = ()
+) -> list[torch.Tensor]:
+    """The products of `states` with some weights, and with a bias each if there are any."""
+    if any(each.scale is None for each in weights):
+        return [linear(states, each.weight, bias) for each, bias in zip_longest(weights, biases)]
+    if all(isinstance(each.weight, PackedWeight) for each in weights):
+        products = int8_products(states, weights)
+    else:
+        products = [product(states, *each) for each in weights]
+    return [each + bias for each, bias in zip(products, biases, strict=True)] if biases else products
 
 
 def _normed(hidden: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """Linear layers whose weights take 8 bits each."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from diffusers import ModelMixin
 from torch import nn
@@ -14,6 +17,12 @@ from .saved_files import refuse_to_save
 
 # The largest number of each.
 DTYPES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+# What every step reads of models of transformers besides their decoders: linear layers with a GELU after each but the
+# last, by the class of their module.
+PERCEPTRONS: dict[str, Callable[[Any], Sequence[nn.Module]]] = {
+    "JanusVQVAEHead": lambda head: (head.proj_out, head.vision_head),
+    "JanusVQVAEAlignerMLP": lambda aligner: (aligner.fc1, *aligner.hidden_layers),
+}
 
 
 class QuantizedLinear(nn.Module):
@@ -49,15 +58,17 @@ class QuantizedLinear(nn.Module):
             product = rows.view(*hidden.shape[:-1], -1)
         elif takes_stored(hidden, self.weight):
             product = stored_product(hidden, self.weight, self.scale)
-        elif takes_bytes(hidden, self.weight) and self._is_packed():
+        elif self.packs(hidden):
             product = int8_product(hidden, self.weight, self.scale)
         else:
             product = scaled_product(hidden, self.weight, self.scale)
         return product if self.bias is None else product + self.bias
 
-    def _is_packed(self) -> bool:
-        """Whether the weight lies as `int8_product` takes it. It is packed when it is first multiplied on a CPU, and
-        plain again on another device."""
+    def packs(self, hidden: torch.Tensor) -> bool:
+        """Whether `int8_product` takes the product with tensors like `hidden`. Then the weight is packed as it takes
+        it, when this is first asked on a CPU; on another device it is plain again."""
+        if not takes_bytes(hidden, self.weight):
+            return False
         if not isinstance(self.weight, PackedWeight):
             if torch.compiler.is_compiling():
                 return False
@@ -84,14 +95,19 @@ class QuantizedLinear(nn.Module):
 
 def quantizable(network: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers of the blocks of a transformer by name: of `network` itself, or of its decoder if it is a
-    model of transformers, which may have other parts. Those of our own are followed by the head."""
+    model of transformers, which may have other parts. Those of our own are followed by the head, and
+    those of Janus by its `PERCEPTRONS`."""
     if isinstance(network, ModelMixin):
         names = getattr(network, "_repeated_blocks", None) or []
         blocks = [(name, part) for name, part in network.named_modules() if type(part).__name__ in names]
         blocks += [(name, part) for name, part in network.named_children() if name == "head"]
     else:
         decoder = network.get_decoder()
-        blocks = [(name, part) for name, part in network.named_modules() if part is decoder.layers]
+        blocks = [
+            (name, part)
+            for name, part in network.named_modules()
+            if part is decoder.layers or type(part).__name__ in PERCEPTRONS
+        ]
     return {
         ".".join(filter(None, (prefix, name))): part
         for prefix, block in blocks
@@ -107,6 +123,13 @@ def quantize_linears(network: nn.Module, dtype: torch.dtype) -> None:
         # Nothing else holds its full weights then.
         network.set_submodule(name, QuantizedLinear(layers.pop(name), dtype))
     refuse_to_save(network)
+
+
+def pack_weights(module: nn.Module, like: torch.Tensor) -> None:
+    """Pack the weights of a module whose products with tensors like `like` `int8_product` takes."""
+    for part in module.modules():
+        if isinstance(part, QuantizedLinear):
+            part.packs(like)
 
 
 def is_quantized(network: nn.Module) -> bool:

@@ -259,9 +259,10 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
     # Memory
 
     def quantize_weights(self, dtype: torch.dtype = torch.int8) -> None:
-        """Store the weights of the linear layers in the blocks of the transformer, or of a language model's decoder,
-        in 8 bits, with one scale per row: half the memory of bfloat16, and half the bytes that a step reads. The
-        weights are rounded, so images follow another distribution.
+        """Store the weights of the linear layers in the blocks of the transformer, or of a language model's decoder
+        (of Janus, also in the head and the aligner of image tokens), in 8 bits, with one scale per row: half the
+        memory of bfloat16, and half the bytes that a step reads. The weights are rounded, so images follow another
+        distribution.
 
         Adapters are loaded before, fused and unloaded. The pipeline cannot be saved afterwards; load it again for the
         full weights.

@@ -38,16 +38,17 @@ def _multiplies_plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `x` [..., D] with `weight` [N, D] and `bias` [N]: [..., N]."""
     rows = x.numel() // x.shape[-1]
-    if _HAS_TILES and bias is None and 0 < rows <= _MOST_ROWS and _multiplies_plain(x, weight, bias, torch.bfloat16):
-        return _streamed(x.reshape(rows, -1), weight).view(*x.shape[:-1], -1)
+    if _HAS_TILES and 0 < rows <= _MOST_ROWS and _multiplies_plain(x, weight, bias, torch.bfloat16):
+        return _streamed(x.reshape(rows, -1), weight, bias).view(*x.shape[:-1], -1)
     large = weight.numel() >= _LEAST_WEIGHTS and rows >= _LEAST_ROWS
     if large and _multiplies_plain(x, weight, bias, torch.float32):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
-def _streamed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The product [R, N] of `rows` [R, D] with the `weight` as the first factor."""
+def _streamed(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product [R, N] of `rows` [R, D] with the `weight` as the first factor, and the `bias` [N]."""
     if len(rows) == 1:
-        return torch.mv(weight, rows[0])[None]
-    return (weight @ rows.t()).t().contiguous()
+        return (torch.mv(weight, rows[0]) if bias is None else torch.addmv(bias, weight, rows[0]))[None]
+    product = weight @ rows.t() if bias is None else torch.addmm(bias[:, None], weight, rows.t())
+    return product.t().contiguous()

@@ -1,6 +1,7 @@
 """Products with weights in int8 on a processor: small ones as they are stored, others as bytes, by size alone."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -113,17 +114,27 @@ def int8_product(x: torch.Tensor, weight: PackedWeight, scale: torch.FloatTensor
     the largest number of its row: the products are rounded to `x.dtype` once, as those with full weights are. Sums of
     products of bytes are exact, so no row depends on the others, nor on how many there are.
     """
-    product = _operator if torch.compiler.is_compiling() else _product
-    return product(x, weight.packed, scale)
+    if torch.compiler.is_compiling():
+        return _operator(x, weight.packed, scale)
+    return int8_products(x, [(weight, scale)])[0]
 
 
-def _product(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    parts = [_product_of_rows(part, packed, scale) for part in rows.split(MOST_ROWS)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(*x.shape[:-1], len(scale))
+def int8_products(x: torch.Tensor, weights: Sequence[tuple[PackedWeight, torch.FloatTensor]]) -> list[torch.Tensor]:
+    """`int8_product` of `x` with several weights and their scales, whose bytes it makes once."""
+    return _products(x, [(weight.packed, scale) for weight, scale in weights])
 
 
-def _product_of_rows(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _products(x: torch.Tensor, weights: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    made = [(_as_bytes(part), part) for part in x.reshape(-1, x.shape[-1]).split(MOST_ROWS)]
+    products = []
+    for packed, scale in weights:
+        parts = [_product_of_bytes(*each, part.dtype, packed, scale) for each, part in made]
+        products.append((parts[0] if len(parts) == 1 else torch.cat(parts)).view(*x.shape[:-1], len(scale)))
+    return products
+
+
+def _as_bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.FloatTensor]:
+    """The bytes of the numbers of `x` [R, D], int8 [bytes * R, D], and of how much each row counts steps, [R, 1]."""
     # A row of zeros stays zeros.
     unit = x.abs().amax(-1, keepdim=True).float().clamp_(min=SMALLEST).div_(LARGEST)
     rest = x / unit
@@ -131,21 +142,30 @@ def _product_of_rows(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor)
     while len(parts) < BYTES[x.dtype]:
         rest = rest.sub_(parts[-1]).mul_(FINER)
         parts.append(rest.round())
+    return torch.cat(parts).to(torch.int8), unit
+
+
+def _product_of_bytes(
+    made: torch.Tensor, unit: torch.FloatTensor, dtype: torch.dtype, packed: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
     # It has no public name. Nothing that has one keeps the scale of each row of `x`.
     sums = torch.ops.onednn.qlinear_pointwise(
-        torch.cat(parts).to(torch.int8),
+        made,
         *(1.0, 0, packed, scale, ZERO, None),
         *(1.0, 0, torch.float32, "none", [], ""),
     )
-    *coarser, total = sums.split(len(x))
+    *coarser, total = sums.split(len(unit))
     while coarser:
         total = torch.add(coarser.pop(), total, alpha=1 / FINER)
-    return total.mul_(unit).to(x.dtype)
+    return total.mul_(unit).to(dtype)
 
 
 # Compilers do not look into it.
 _operator: Any = library.custom_op(
-    "arimage::int8_product", _product, mutates_args=(), schema="(Tensor x, Tensor packed, Tensor scale) -> Tensor"
+    "arimage::int8_product",
+    lambda x, packed, scale: _products(x, [(packed, scale)])[0],
+    mutates_args=(),
+    schema="(Tensor x, Tensor packed, Tensor scale) -> Tensor",
 )
 _operator.register_fake(lambda x, packed, scale: x.new_empty(*x.shape[:-1], len(scale)))
 

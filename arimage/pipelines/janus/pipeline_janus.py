@@ -12,6 +12,7 @@ from transformers import JanusForConditionalGeneration, JanusModel, JanusProcess
 from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
+from ...models.language_heads import CodeEmbedding
 from ...models.language_model import LanguageTokenModel
 from ...models.neighbours import NeighbourModel
 from ...tokenizers.tiling import Tiling
@@ -191,7 +192,7 @@ class JanusPipeline(ARImagePipeline):
         parts = self.parts
         model = LanguageTokenModel(
             compiled_like(self.model, parts.language_model),
-            embed=self.model.prepare_embeddings_for_image_generation,
+            embed=CodeEmbedding(parts.generation_embeddings, parts.generation_aligner),
             head=parts.generation_head,
             layout=Layout(self.grid),
             input_ids=ids,
