@@ -19,6 +19,7 @@ from ...models.conditions import check_image
 from ...models.layers import (
     FeedForward,
     Linear,
+    RMSNorm,
     additive,
     attend,
     check_heads,
@@ -38,10 +39,10 @@ class QueryBlock(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.head_dim = config.hidden_size // config.num_attention_heads
-        self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.q_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
         self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -128,11 +129,11 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         self.copy_embedding = nn.Embedding(condition_copies, hidden_size) if condition_copies > 1 else None
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers // 2))
-        self.memory_norm = nn.RMSNorm(hidden_size, norm_eps)
+        self.memory_norm = RMSNorm(hidden_size, norm_eps)
         keys = (num_key_value_heads or num_attention_heads) * hidden_size // num_attention_heads
         self.memory_proj = Linear(hidden_size, 2 * keys, bias=False)
         self.query_blocks = nn.ModuleList(QueryBlock(self.config) for _ in range(num_layers // 2))
-        self.norm = nn.RMSNorm(hidden_size, norm_eps)
+        self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
     def init_weights(self) -> None:
