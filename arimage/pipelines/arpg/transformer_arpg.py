@@ -203,7 +203,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         queries = self.query_embedding.expand(*query_mask.shape[:2], -1)
         if self.place_embedding is not None:
             queries = queries + self.place_embedding(query_places)
-        scores = additive(query_mask, hidden.dtype, heads_per_key(self.config))
+        if query_mask is not mask:
+            scores = additive(query_mask, hidden.dtype, heads_per_key(self.config))
         for block in self.query_blocks:
             queries = block(queries, key, value, query_rotary, scores)
         return self.head(self.norm(queries))
@@ -436,12 +437,14 @@ class ARPGTokenModel(PrefixModel):
     def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.Tensor:
         """Feed `tokens` [B, T] of `ranks` that see the keys `seen` [B, T, K]; return the logits of the ranks `asked`
         [B, Q]."""
+        mask = self.conditions.visible_keys(cache.prefix_end, seen)
+        same = query_seen is seen
         logits = self.transformer(
             tokens.repeat(self.branches, 1),
             rotary=self._per_row(ranks),
-            mask=self.conditions.visible_keys(cache.prefix_end, seen),
+            mask=mask,
             **self._ask(asked),
-            query_mask=self.conditions.visible_keys(cache.prefix_end, query_seen),
+            query_mask=mask if same else self.conditions.visible_keys(cache.prefix_end, query_seen),
             cache=cache,
         )
         return logits.unflatten(0, (self.branches, -1))
