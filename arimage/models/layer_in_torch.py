@@ -6,14 +6,13 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from ..kernels.linear import linear
 from ..kernels.linear.int8 import PackedWeight, int8_products
 from ..kernels.step.gate import gate
 from ..kernels.step.linear import lie_together, product
 from ..kernels.step.turns import normed_heads
-from .layers import attend_heads
+from .layers import attend_heads, rms_norm
 from .step_layer import Norm, StepLayer, Weight
 
 
@@ -99,7 +98,7 @@ def _products(
 
 
 def _normed(hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
-    return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.eps)
+    return rms_norm(hidden, norm.weight, norm.eps)
 
 
 def _turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

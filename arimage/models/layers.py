@@ -17,6 +17,33 @@ class Linear(nn.Linear):
         return linear(hidden, self.weight, self.bias)
 
 
+# So many numbers of a norm do not fit the first cache of a core.
+_LARGE = 1 << 15
+
+
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`F.rms_norm` over the last dimension, bit by bit, in less time for many rows on a CPU."""
+    plain = type(hidden) is torch.Tensor and hidden.is_cpu and not torch.compiler.is_compiling()
+    trained = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    alike = hidden.dtype == weight.dtype in (torch.float32, torch.bfloat16) and not torch.is_autocast_enabled("cpu")
+    if not plain or trained or not alike or hidden.numel() < _LARGE:
+        return F.rms_norm(hidden, hidden.shape[-1:], weight, eps)
+    wide = hidden.float()
+    squares = wide.square()
+    scale = squares.mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return torch.mul(wide, scale, out=squares).mul_(weight).to(hidden.dtype)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` by `rms_norm`."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, self.weight, self.eps)
+
+
 class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm` that is as precise for large images as for small ones.
 

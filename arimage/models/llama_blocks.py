@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..kernels.rotary import rotate
-from .layers import FeedForward, Linear, attend_heads, causal_mask, check_groups
+from .layers import FeedForward, Linear, RMSNorm, attend_heads, causal_mask, check_groups
 from .rotary import turns_at
 from .step import StepPlaces, attend_and_feed, project
 
@@ -48,9 +48,9 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         kv_heads = config.num_key_value_heads or config.num_attention_heads
-        self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = Attention(config.hidden_size, config.num_attention_heads, kv_heads, config.dropout)
-        self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
 
     def forward(self, hidden, rotary, mask, cache=None, layer=0):

@@ -134,7 +134,14 @@ class CompileMixin(OffloadMixin):
         """What captures and compiles the steps of calls with `decoding`, with the weights that there are now; None
         where steps run eagerly."""
         steps = self._compiled
-        if steps is None or not (steps.compiles or self._execution_device.type == "cuda"):
+        if steps is None:
+            return None
+        if not steps.compiles and self.weight_devices == {torch.device("cpu")}:
+            # Calls with a callback ask before every step, so modules are not asked for hooks. Weights that hooks
+            # offload need the memory of what is kept.
+            steps.clear()
+            return None
+        if not (steps.compiles or self._execution_device.type == "cuda"):
             return None
         parts = [*self.components.values(), *vars(decoding).values()]
         networks = (part for part in parts if isinstance(part, torch.nn.Module))

@@ -30,11 +30,16 @@ class OffloadMixin(DiffusionPipeline):
         return any(_has_hooks(part) for part in self.components.values() if isinstance(part, torch.nn.Module))
 
     @property
+    def weight_devices(self) -> set[torch.device]:
+        """Where the first weights of the components are."""
+        parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
+        return {weight.device for part in parts for weight in itertools.islice(part.parameters(), 1)}
+
+    @property
     def _execution_device(self) -> torch.device:
         """Where calls compute: without hooks where the weights are, for which diffusers asks every module of every
         component, several times per call."""
-        parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
-        devices = {weight.device for part in parts for weight in itertools.islice(part.parameters(), 1)}
+        devices = self.weight_devices
         return super()._execution_device if len(devices) != 1 or self.has_hooks else devices.pop()
 
     def enable_group_offload(

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from arimage.models.layers import additive, attend
+from arimage.models.layers import RMSNorm, additive, attend
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -33,3 +33,18 @@ def test_attention_and_its_gradients_are_those_of_pytorch(dtype, queries, key_va
         torch.testing.assert_close(actual.float(), wanted, **tolerance)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.grad.float(), other.grad, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [3, 600])
+def test_norms_are_those_of_torch_bit_by_bit(rows, dtype):
+    hidden = torch.randn(2, rows, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    norm = RMSNorm(64, 1e-5, dtype=dtype)
+    torch.nn.init.uniform_(norm.weight)
+    before = hidden.clone()
+    with torch.no_grad():
+        result = norm(hidden)
+    assert torch.equal(result, F.rms_norm(hidden, (64,), norm.weight, 1e-5).detach())
+    assert torch.equal(hidden, before)
+    # In training.
+    assert norm(hidden).requires_grad

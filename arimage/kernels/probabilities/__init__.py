@@ -3,7 +3,7 @@
 import torch
 
 from ..operation import DEVICES, operation
-from .reference import cut, force
+from .reference import cut, force, keep_largest
 
 
 def _by_row(setting):
@@ -69,15 +69,16 @@ def probabilities(
         logits = logits / _by_row(temperature)
     if allowed is not None:
         logits = logits.masked_fill(~(allowed if allowed.ndim == 1 else allowed[:, None]), -torch.inf)
+    if isinstance(top_k, torch.Tensor) or 0 < top_k < vocab_size:
+        # Before the softmax, where the weights of unlikely tokens would be subnormal numbers, which are slow.
+        logits = keep_largest(logits, torch.as_tensor(_by_row(top_k), device=device))
     probabilities = logits.softmax(-1)
-    cuts_k = isinstance(top_k, torch.Tensor) or 0 < top_k < vocab_size
     cuts_p = isinstance(top_p, torch.Tensor) or top_p < 1
     cuts_min = isinstance(min_p, torch.Tensor) or min_p > 0
-    if cuts_k or cuts_p or cuts_min:
-        top_k = torch.as_tensor(_by_row(top_k), device=device) if cuts_k else None
+    if cuts_p or cuts_min:
         top_p = torch.as_tensor(_by_row(top_p), device=device, dtype=torch.float32) if cuts_p else None
         min_p = torch.as_tensor(_by_row(min_p), device=device, dtype=torch.float32) if cuts_min else None
-        cut(logits, probabilities, top_k, top_p, min_p)
+        cut(logits, probabilities, top_p, min_p)
     if forced is not None:
         assert positions is not None
         probabilities = force(probabilities, forced, positions)

@@ -19,6 +19,7 @@ from ...models.conditions import check_image
 from ...models.layers import (
     FeedForward,
     Linear,
+    RMSNorm,
     additive,
     attend,
     check_heads,
@@ -38,10 +39,10 @@ class QueryBlock(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.head_dim = config.hidden_size // config.num_attention_heads
-        self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.q_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
         self.out_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -128,11 +129,11 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         self.copy_embedding = nn.Embedding(condition_copies, hidden_size) if condition_copies > 1 else None
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers // 2))
-        self.memory_norm = nn.RMSNorm(hidden_size, norm_eps)
+        self.memory_norm = RMSNorm(hidden_size, norm_eps)
         keys = (num_key_value_heads or num_attention_heads) * hidden_size // num_attention_heads
         self.memory_proj = Linear(hidden_size, 2 * keys, bias=False)
         self.query_blocks = nn.ModuleList(QueryBlock(self.config) for _ in range(num_layers // 2))
-        self.norm = nn.RMSNorm(hidden_size, norm_eps)
+        self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
     def init_weights(self) -> None:
@@ -202,7 +203,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         queries = self.query_embedding.expand(*query_mask.shape[:2], -1)
         if self.place_embedding is not None:
             queries = queries + self.place_embedding(query_places)
-        scores = additive(query_mask, hidden.dtype, heads_per_key(self.config))
+        if query_mask is not mask:
+            scores = additive(query_mask, hidden.dtype, heads_per_key(self.config))
         for block in self.query_blocks:
             queries = block(queries, key, value, query_rotary, scores)
         return self.head(self.norm(queries))
@@ -435,12 +437,14 @@ class ARPGTokenModel(PrefixModel):
     def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.Tensor:
         """Feed `tokens` [B, T] of `ranks` that see the keys `seen` [B, T, K]; return the logits of the ranks `asked`
         [B, Q]."""
+        mask = self.conditions.visible_keys(cache.prefix_end, seen)
+        same = query_seen is seen
         logits = self.transformer(
             tokens.repeat(self.branches, 1),
             rotary=self._per_row(ranks),
-            mask=self.conditions.visible_keys(cache.prefix_end, seen),
+            mask=mask,
             **self._ask(asked),
-            query_mask=self.conditions.visible_keys(cache.prefix_end, query_seen),
+            query_mask=mask if same else self.conditions.visible_keys(cache.prefix_end, query_seen),
             cache=cache,
         )
         return logits.unflatten(0, (self.branches, -1))

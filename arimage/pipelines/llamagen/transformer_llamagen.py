@@ -15,6 +15,7 @@ from ...models.cache import SlotCache
 from ...models.conditions import check_raster, spread
 from ...models.layers import (
     Linear,
+    RMSNorm,
     additive,
     check_heads,
     embed_known,
@@ -74,7 +75,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
-        self.norm = nn.RMSNorm(hidden_size, norm_eps)
+        self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
     def init_weights(self) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...kernels.rotary import rotate
 from ...models.cache import SlotCache
-from ...models.layers import Linear, additive, check_heads, embed_known, heads_per_key
+from ...models.layers import Linear, RMSNorm, additive, check_heads, embed_known, heads_per_key
 from ...models.llama_blocks import Block, ClassOrTextCondition, rotary_table
 from ...models.mixin import ModelMixin
 from ...models.original_names import LLAMAGEN_NAMES
@@ -58,7 +58,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCo
         self.query_embedding = nn.Parameter(torch.empty(hidden_size).normal_(std=0.02))
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
-        self.norm = nn.RMSNorm(hidden_size, norm_eps)
+        self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
     @property
