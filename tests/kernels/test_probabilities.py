@@ -378,3 +378,11 @@ def test_min_p_keeps_what_is_as_probable_as_the_most_probable(on_triton):
     for min_p in (1.0, 0.5):
         (actual,) = on_triton("probabilities", "probabilities", logits, 1.0, 1.0, 0, 1.0, None, min_p)
         assert actual.tolist() == probabilities(logits, min_p=min_p).tolist() == [[[0, 0.5, 0, 0.5, 0]]]
+
+
+def test_rows_keep_as_many_tokens_as_each_of_them_asks_for():
+    logits, ks = torch.randn(2, 4, 3, 50, generator=torch.Generator().manual_seed(0)), [0, 7, 1, 7]
+    together = probabilities(logits, 2.0, 0.1, torch.tensor(ks))
+    for row, k in enumerate(ks):
+        assert torch.equal(together[row], probabilities(logits[:, row : row + 1], 2.0, 0.1, k)[0])
+        assert k == 0 or ((together[row] > 0).sum(-1) <= k).all()
