@@ -50,12 +50,14 @@ def query_of_picture(path: Path) -> dict[str, str]:
     """The query that generates a picture again, by the metadata in its file.
 
     Raises:
-        gr.Error: if it has no metadata, or is an edit, whose image it does not hold.
+        gr.Error: if it has no metadata, was made with adapters, or is an edit, whose image it does not hold.
     """
     try:
         made = read_metadata("the picture", path)
     except ValueError as error:
         raise refusal(str(error)) from error
+    if made.lora:
+        raise refusal("the picture was made with adapters, which the form does not have: use `arimage generate --from`")
     inputs = made.made_from or []
     if inputs not in ([], ["image"]):
         raise refusal("the picture is an edit of another one: load that one in the tab Edit")
