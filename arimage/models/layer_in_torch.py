@@ -6,6 +6,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ..kernels.linear import linear
 from ..kernels.linear.int8 import PackedWeight, int8_products

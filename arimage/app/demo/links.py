@@ -57,7 +57,7 @@ def query_of_picture(path: Path) -> dict[str, str]:
     except ValueError as error:
         raise refusal(str(error)) from error
     if made.lora:
-        raise refusal("the picture was made with adapters, which the form does not have: use `arimage generate --from`")
+        raise refusal("the picture was made with adapters, which the form lacks: use `arimage generate --from`")
     inputs = made.made_from or []
     if inputs not in ([], ["image"]):
         raise refusal("the picture is an edit of another one: load that one in the tab Edit")
