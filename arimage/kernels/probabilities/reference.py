@@ -28,7 +28,7 @@ def keep_largest(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     top_k = torch.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
     # On CPUs operators that make or take a mask of bool are slow, and so is the logarithm of 0.
     less = torch.lt(logits, _largest(logits, top_k, mask), out=mask)
-    return logits + F.threshold_(less.neg_(), -0.5, -torch.inf)
+    return logits + F.threshold(less.neg_(), -0.5, -torch.inf, inplace=True)
 
 
 @keep_largest.register_fake
