@@ -38,24 +38,26 @@ def few_imports(optional: tuple[str, ...] = OPTIONAL) -> Iterator[None]:
     """Let the libraries import neither the `optional` packages, as if they were not installed, nor what computes in
     several processes, as if torch could not, nor the compiler of torch before it is used.
 
-    Only for a process in which nothing is compiled, since what they mark for the compiler meanwhile is not marked, and
-    that needs none of the packages later: the libraries keep what they have found."""
+    Only on a CPU, and for a process in which nothing is compiled, since what they mark for the compiler meanwhile is
+    not marked, and that needs none of the packages later: the libraries keep what they have found."""
     if "torch" in sys.modules:
         # The libraries have found what is installed.
         yield
         return
-    hidden = [name for name in optional if name not in sys.modules]
-    listed, finder = importlib.metadata.packages_distributions, _LateFinder()
-    sys.modules.update(cast(dict[str, ModuleType], dict.fromkeys(hidden)))
-    importlib.metadata.packages_distributions = lambda: _Listed(listed)
     # It stays, so that a module is loaded before the modules in it.
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, finder := _LateFinder())
     import torch
 
-    if not torch.cuda.is_available() and "triton" not in sys.modules:
-        # Without it there are no operators to register, which takes long.
-        hidden.append("triton")
-        sys.modules["triton"] = cast(ModuleType, None)
+    if torch.cuda.is_available():
+        # Its kernels are compiled.
+        finder.finds = False
+        yield
+        return
+    # Without Triton there are no operators to register, which takes long.
+    hidden = [name for name in (*optional, "triton") if name not in sys.modules]
+    listed = importlib.metadata.packages_distributions
+    sys.modules.update(cast(dict[str, ModuleType], dict.fromkeys(hidden)))
+    importlib.metadata.packages_distributions = lambda: _Listed(listed)
     several = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
     try:

@@ -248,8 +248,8 @@ class DecodingState:
         """Called by the loop on the host every few steps; may change the variant of the next steps."""
 
     def shrink(self) -> None:
-        """Called by the loop on the host before every step where shapes may change: leave out what lies after the end
-        of all images, which changes none of them."""
+        """Called by the loop on the host before every step of a single image where shapes may change: leave out what
+        lies after its end, which does not change it."""
 
     # What it says about its images, to callbacks, previews and statistics.
 

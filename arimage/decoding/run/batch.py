@@ -159,7 +159,8 @@ class Batch:
         """One forward pass of the running images."""
         if len(self.running) < len(self.names) and not self._fixed and self.state.refillable:
             self._resize(len(self.running))
-        if not self._fixed:
+        # With others in the batch, the rounding of an image would depend on how far they are.
+        if not self._fixed and len(self.names) == 1:
             self.state.shrink()
         before = self.state.head_calls
         if self._captured is None:
