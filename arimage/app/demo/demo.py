@@ -159,8 +159,8 @@ def open_demo(
     host: str,
     port: int,
     auth: tuple[str, str] | None,
-    root_path: str | None,
-    limits: Limits,
+    root_path: str | None = None,
+    limits: Limits = Limits(),  # noqa: B008
     device: str | None = None,
     **loading,
 ) -> None:

@@ -85,7 +85,7 @@ class NextStepModel(VelocityModel, LanguageTokenModel):
         slots = cache.slots_of(positions, None)
         seen, at = cache.seen(slots, None), positions.clamp(min=0).repeat(self.branches, 1)
         cache.write_next_at(cache.index(slots))
-        hidden = self._run_step(
+        hidden = self._run(
             embedded.repeat(self.branches, 1, 1),
             at + self._first[..., None],
             self.conditions.visible_keys(cache.prefix_end, seen),

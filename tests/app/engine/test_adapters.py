@@ -100,7 +100,11 @@ def test_adapters_come_and_go_while_images_are_generated(files):
             engine.load_adapter(*arguments)
         assert refused.value.parameter == parameter
     go = threading.Event()
-    hook = pipelines["model"].transformer.register_forward_pre_hook(lambda *_: go.wait(60))
+
+    def hold(*_) -> None:
+        go.wait(60)
+
+    hook = pipelines["model"].transformer.register_forward_pre_hook(hold)
     waiting = [ask(count=4), ask("model:red")]
     with ThreadPoolExecutor(1) as pool:
         unloading = pool.submit(engine.unload_adapter, "model:red")
