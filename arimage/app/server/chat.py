@@ -143,7 +143,7 @@ def last_of(field: str, messages: Sequence[Any], kind: str, parts: TypeAdapter) 
         parts: reads the parts of a message; those that are not texts have a `url`.
 
     Raises:
-        Refused: if there is no such message, or it has other parts or too many images.
+        Refused: if the user has sent no message, or the last one has other parts or too many images.
     """
     said = [message.content for message in messages if message.role == "user"]
     if not said:

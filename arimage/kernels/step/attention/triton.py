@@ -179,7 +179,7 @@ def attention_kernel(
     values_ptr += base
     if writes:
         # Every program writes all keys and values of this step that it reads: it can wait for its own writes only.
-        # Programs of other queries write the same numbers to the same places, whoever comes first.
+        # Programs of other queries write the same numbers to the same slots, so their order does not matter.
         gain, bias = key_gain_ptr, key_bias_ptr
         if key_gain_ptr is not None:
             gain += key_head * key_gain_stride
