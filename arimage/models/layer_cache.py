@@ -76,8 +76,8 @@ class MaskedContext(LayerCache):
         return self._logits[:, :-1].unflatten(0, (self.branches, -1))
 
     def write_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Keep the logits [rows, Q, V] of the slots that a pass wrote to, or of all slots with logits; return those
-        [rows, L + 1, V] of all."""
+        """Write the logits [rows, Q, V] of the slots that a pass wrote to, or of all slots, and return the logits
+        [rows, L + 1, V] of all slots."""
         assert self._logits is not None
         logits, last = logits.detach().to(self._logits.dtype), self._logits.shape[1] - 1
         if self._index is None:
