@@ -154,12 +154,13 @@ def main() -> None:
         if "windows" in arguments.only:
             windows(before, arguments.repeats)
     if "llamagen" in arguments.only and arguments.llamagen:
-        llamagen = ("--reference", arguments.llamagen, "--decoding", "ar", "--batch-size", "1", "4", "--int8", *one)
-        script("compare_llamagen.py", "--dtype", "float32", "bfloat16", *llamagen)
+        options = ("--decoding", "ar", "--dtype", "float32", "bfloat16", "--batch-size", "1", "4", "--int8")
+        script("compare_llamagen.py", "--reference", arguments.llamagen, *options, "--steps", "32", *one)
     if "var" in arguments.only and arguments.var:
         script("compare_var.py", "--reference", arguments.var, *one)
     if "transformers" in arguments.only:
-        script("compare_transformers.py", "--layers", "4", "--dtype", "bfloat16", *one)
+        options = ("--model", "janus-pro-1b", "glm-image", "--layers", "4", "--dtype", "bfloat16", "--int8")
+        script("compare_transformers.py", *options, "--decoding", "ar", "--steps", "24", *one)
     if "fid" in arguments.only:
         script("compare_fidelity.py", "--repeats", repeats)
 
