@@ -1,7 +1,7 @@
 """Kernel distances of two sets of features: the KID with Inception features (https://arxiv.org/abs/1801.01401), and
 the CMMD with those of CLIP (https://arxiv.org/abs/2401.09603)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from .standard_errors import (
     jackknife_blocks,
     jackknife_error,
 )
+
+
+# Rows of a kernel that are computed at a time.
+ROWS = 512
 
 
 def subsets_of(count: int, others: int, subsets: int, subset_size: int) -> tuple[int, int]:
@@ -53,26 +57,23 @@ def kernel_distance(
         )
     check_width(features, reference.shape[1])
     rng = np.random.default_rng(seed)
-    values, first, second = [], [], []
-    for _ in range(subsets):
-        x = features[rng.choice(len(features), size, replace=False)]
-        y = reference[rng.choice(len(reference), size, replace=False)]
-        within, across, of_reference = _kernel_of_others(x), kernel(x, y), _kernel_of_others(y)
-        values.append(within.mean() - 2 * across.mean() + of_reference.mean())
-        second.append(_interaction(within))
-        # Means over a subset vary more than means over all rows: subtract that part.
-        noise = second[-1] + _interaction(across) * (1 - size / len(reference))
-        first.append((within.mean(1) - across.mean(1)).var(ddof=1) - noise / size)
+    chosen = [[rng.choice(len(rows), size, replace=False) for rows in (features, reference)] for _ in range(subsets)]
+    # Where subsets overlap much, one kernel of all rows takes less time than one for each of them.
+    together = subsets if max(len(features), len(reference)) ** 2 <= subsets * size**2 else 1
+    groups = [chosen[begin : begin + together] for begin in range(0, subsets, together)]
+    terms = [_subset_distances(features, reference, group) for group in groups]
+    values, first, second = np.concatenate(terms, axis=1)
     count = len(features)
-    variance = 4 * max(np.mean(first), 0) / count + 2 * np.mean(second) / count**2
+    variance = 4 * max(first.mean(), 0) / count + 2 * second.mean() / count**2
     if prompts is not None:
         if len(set(prompts)) == 1:
-            return Estimate(float(np.mean(values)))
+            return Estimate(float(values.mean()))
         # Subsets seldom hold several images of a prompt: all images against the last subset say how alike those are.
+        x, y = features[chosen[-1][0]], reference[chosen[-1][1]]
         likeness = kernel(features, x).mean(1) - kernel(features, y).mean(1)
         of_prompts, of_images = (clustered_variance(likeness, some)[0] for some in (prompts, None))
         variance *= max(1, of_prompts / of_images) if of_images else 1
-    return Estimate(float(np.mean(values)), float(np.sqrt(variance + np.var(values) / subsets)))
+    return Estimate(float(values.mean()), float(np.sqrt(variance + values.var() / subsets)))
 
 
 def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -83,16 +84,53 @@ def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return base * base * base
 
 
-def _kernel_of_others(x: np.ndarray) -> np.ndarray:
-    """The kernel of `x` with itself, with the mean over the other rows on the diagonal."""
-    values = kernel(x, x)
-    np.fill_diagonal(values, (values.sum(1) - values.diagonal()) / (len(x) - 1))
-    return values
+def _subset_distances(features: np.ndarray, reference: np.ndarray, chosen: list[list[np.ndarray]]) -> np.ndarray:
+    """The distances of S subsets, and both terms of the variance of a U-statistic [3, S]. `chosen` are the rows of
+    each subset: of the features, and as many of the reference."""
+    size, mine, theirs = len(chosen[0][0]), *zip(*chosen, strict=True)
+    (x, of_x), (y, of_y) = _members(features, mine), _members(reference, theirs)
+    within, _, squares = _sums(x, x, of_x, of_x)
+    within /= size - 1
+    interaction = _interaction(within, within, squares + (within**2).sum(0), size)
+    rows, columns, squares = _sums(x, y, of_x, of_y)
+    rows, columns = rows / size, columns / size
+    # Means over a subset vary more than means over all rows: subtract that part.
+    noise = interaction + _interaction(rows, columns, squares, size) * (1 - size / len(reference))
+    differences = within - rows
+    spread = ((differences**2).sum(0) - differences.sum(0) ** 2 / size) / (size - 1)
+    of_reference = _sums(y, y, of_y, of_y)[0].sum(0) / (size * (size - 1))
+    values = within.sum(0) / size - 2 * rows.sum(0) / size + of_reference
+    return np.stack([values, spread - noise / size, interaction])
 
 
-def _interaction(values: np.ndarray) -> float:
-    """The variance that remains after row and column means are subtracted."""
-    return (values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()).var()
+def _members(points: np.ndarray, subsets: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The points [n, D] that are in a subset, and whether each is in each, 1 or 0 [n, S]."""
+    rows = np.unique(np.concatenate(subsets))
+    return points[rows], np.stack([np.isin(rows, subset) for subset in subsets], axis=1).astype(np.float64)
+
+
+def _sums(
+    x: np.ndarray, y: np.ndarray, of_x: np.ndarray, of_y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums of the kernel within each subset: of every row of `x` [n, S] and of `y` [m, S], 0 where it is not in the
+    subset, and of the squares [S]. A row and itself count 0."""
+    rows, columns, squares = np.zeros_like(of_x), np.zeros_like(of_y), np.zeros(of_x.shape[1])
+    for start in range(0, len(x), ROWS):
+        part = slice(start, start + ROWS)
+        values = kernel(x[part], y)
+        if x is y:
+            np.fill_diagonal(values[:, part], 0)
+        rows[part] = of_x[part] * (values @ of_y)
+        columns += of_y * (values.T @ of_x[part])
+        squares += (of_x[part] * (values**2 @ of_y)).sum(0)
+    return rows, columns, squares
+
+
+def _interaction(rows: np.ndarray, columns: np.ndarray, squares: np.ndarray, size: int) -> np.ndarray:
+    """The variances [S] of square matrices of `size` rows that remain after their row and column means are
+    subtracted, from these means and the sums of squares."""
+    means = rows.sum(0) / size
+    return squares / size**2 - (rows**2).sum(0) / size - (columns**2).sum(0) / size + means**2
 
 
 def gaussian_kernel_distance(
