@@ -117,12 +117,17 @@ def _sums(
     rows, columns, squares = np.zeros_like(of_x), np.zeros_like(of_y), np.zeros(of_x.shape[1])
     for start in range(0, len(x), ROWS):
         part = slice(start, start + ROWS)
-        values = kernel(x[part], y)
+        # The other half of a symmetric kernel is known.
+        later = slice(start if x is y else 0, None)
+        values = kernel(x[part], y[later])
         if x is y:
-            np.fill_diagonal(values[:, part], 0)
-        rows[part] = of_x[part] * (values @ of_y)
-        columns += of_y * (values.T @ of_x[part])
-        squares += (of_x[part] * (values**2 @ of_y)).sum(0)
+            values = np.triu(values, 1)
+        rows[part] += of_x[part] * (values @ of_y[later])
+        columns[later] += of_y[later] * (values.T @ of_x[part])
+        squares += (of_x[part] * (values**2 @ of_y[later])).sum(0)
+    if x is y:
+        rows += columns
+        return rows, rows, 2 * squares
     return rows, columns, squares
 
 

@@ -49,7 +49,7 @@ def neighbourhoods(
     precise, dense = [], []
     recalled = torch.zeros(len(references), dtype=torch.bool)
     covered = torch.zeros(len(references), dtype=torch.bool)
-    for rows, distances in _distances(images, references, block):
+    for rows, distances in _squared_distances(images, references, block):
         precise.append((distances <= radii).any(1))
         recalled |= (distances <= image_radii[rows, None]).any(0)
         near = distances <= density_radii
@@ -63,14 +63,18 @@ def neighbourhoods(
     }
 
 
-def _distances(points: torch.Tensor, others: torch.Tensor, block: int) -> Iterator[tuple[slice, torch.Tensor]]:
+def _squared_distances(points: torch.Tensor, others: torch.Tensor, block: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    # `torch.cdist` would copy `others` for every block.
+    lengths, other_lengths = points.square().sum(1, keepdim=True), others.square().sum(1)
     for start in range(0, len(points), block):
         rows = slice(start, start + block)
-        yield rows, torch.cdist(points[rows], others)
+        products = torch.addmm(other_lengths, points[rows], others.T, alpha=-2)
+        yield rows, products.add_(lengths[rows]).clamp_(min=0)
 
 
 def _radii(points: torch.Tensor, ks: list[int], block: int) -> list[torch.Tensor]:
-    """Distances [N] of every point to its k-th nearest other, for each k."""
+    """Squared distances [N] of every point to its k-th nearest other, for each k."""
     # The nearest point is the point itself.
-    nearest = [distances.topk(max(ks) + 1, largest=False).values for _, distances in _distances(points, points, block)]
-    return [torch.cat(nearest)[:, k] for k in ks]
+    found = [distances.topk(max(ks) + 1, largest=False) for _, distances in _squared_distances(points, points, block)]
+    nearest = torch.cat([each.values for each in found])
+    return [nearest[:, k] for k in ks]
