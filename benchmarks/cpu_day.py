@@ -1,4 +1,4 @@
-"""Ratios of times on a CPU, in turn, with medians and ranges; the processor is named first. About 20 minutes on two
+"""Ratios of times on a CPU, in turn, with medians and ranges; the processor is named first. About 10 minutes on two
 quiet cores for all parts:
 
 - command: `arimage generate "a red heart"` to the file, next to an older build
