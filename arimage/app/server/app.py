@@ -10,14 +10,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from ..engine.engine import Engine
-from . import adapters, chat, images, pages, responses
-from . import videos as video_routes
 from .auth import check_addresses, local_only
 from .backend import Backend, EngineBackend
 from .bodies import Bodies
 from .errors import HANDLERS
 from .middleware import Watch
 from .quotas import Quotas
+from .routes import adapters, chat, images, pages, responses
+from .routes import videos as video_routes
 from .state import AdapterFolder, ServerState
 from .video_jobs import VideoJobs, Videos
 

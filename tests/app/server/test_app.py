@@ -30,7 +30,7 @@ from arimage.app.engine.models import parse_aliases
 from arimage.app.engine.types import Limits, Request
 from arimage.app.server import state as server_module
 from arimage.app.server.app import build_server
-from arimage.app.server.leniency import nearest_size
+from arimage.app.server.routes.leniency import nearest_size
 from arimage.app.server.uvicorn_server import Server, serve_until_stopped
 from arimage.cli import main as cli
 from arimage.pipelines.infinity.schedules import SCHEDULES

@@ -12,12 +12,12 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, Valid
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from ..engine.types import Refused, Result
-from .bodies import MAX_FILES, Uploads
-from .errors import Problem, error_response
+from ...engine.types import Refused, Result
+from ..bodies import MAX_FILES, Uploads
+from ..errors import Problem, error_response
+from ..state import ServerState, State, accepting, authorised
 from .generating import HEARTBEAT, EventStream, Generation, files_of, prepared, sse, url_of
 from .schemas import MEDIA_TYPES, EmbeddedImage, Fields, Notes, body_of, facts
-from .state import ServerState, State, accepting, authorised
 
 
 # Fields that are about text. The settings of images are in `image_config`.

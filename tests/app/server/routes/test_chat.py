@@ -18,8 +18,8 @@ from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request
-from arimage.app.server import generating
 from arimage.app.server.app import build_server
+from arimage.app.server.routes import generating
 
 
 TOOL = {"type": "image_generation"}

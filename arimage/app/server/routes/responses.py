@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from ..engine.types import Refused, Result
-from .bodies import Uploads
+from ...engine.types import Refused, Result
+from ..bodies import Uploads
+from ..state import State, accepting, authorised
 from .chat import Body, begin, last_of
 from .generating import HEARTBEAT, EventStream, Generation, sse
 from .schemas import EmbeddedImage, Fields, Notes, body_of, facts
-from .state import State, accepting, authorised
 
 
 TOOL = "image_generation"

@@ -16,15 +16,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive
 
-from ..engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
-from ..engine.uploads import read_upload, reduce_uploads
-from .backend import Submitted
-from .bodies import Uploads
-from .errors import Problem, failure, gone
+from ...engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
+from ...engine.uploads import read_upload, reduce_uploads
+from ..backend import Submitted
+from ..bodies import Uploads
+from ..errors import Problem, failure, gone
+from ..middleware import PICTURES
+from ..state import ServerState, client_of
 from .leniency import adapt, whole_mask
-from .middleware import PICTURES
 from .schemas import MEDIA_TYPES, Fields, Notes, read_mask
-from .state import ServerState, client_of
 
 
 logger = logging.getLogger(__name__)
