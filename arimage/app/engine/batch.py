@@ -170,6 +170,7 @@ class RequestBatch:
         counts = decided.sum(1).tolist() if on_cpu or batch.forward_passes % INTERVAL == 0 else None
         for ticket, its_lanes in by_ticket.items():
             ticket.calls_per_pass.append(batch.calls_per_pass[-1])
+            ticket.finished.lanes = max(ticket.finished.lanes, len(batch.names))
             self._report(ticket, its_lanes, counts)
         return False
 

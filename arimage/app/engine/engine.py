@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from PIL import Image
 from tqdm import tqdm
 
-from ...cli.made import shared
+from ...cli.made import notes_of
 from ...pipelines.base import ARImagePipeline
 from .adapters import NAME, Active, name_in_pipeline
 from .batch import Parts, RequestBatch
 from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket
-from .types import Cancelled, Limits, Progress, Refused, Request
+from .types import NOTED, Cancelled, Limits, Progress, Refused, Request
 from .uploads import reduce_uploads
 from .validation import Plan, check, check_types, with_class
 
@@ -290,12 +291,20 @@ class Engine:
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster, plan.reads)
         if self._pipelines[request.model].abilities.kind != "tokens":
             kind = (plan.model, plan.decoding, plan)
-        made_with = None
-        if self.limits.metadata:
-            adapters = self._adapters.get(request.model, Active([], [], []))
-            loras = [shared(text) for text in adapters.texts] or None
-            made_with = {"model": self._pipelines_of(request.model)[0], "lora": loras}
-        return Ticket(request, plan, kind, self._drop, on_progress, made_with)
+        return Ticket(request, plan, kind, self._drop, on_progress, self._notes if self.limits.metadata else None)
+
+    def _notes(self, ticket: Ticket, images: list[Image.Image]) -> list[str]:
+        """The metadata of the images of a request."""
+        request = ticket.request
+        given = {name: getattr(request, name) for name in NOTED} | {
+            "model": self._pipelines_of(request.model)[0],
+            "lora": self._adapters.get(request.model, Active([], [], [])).texts,
+            "decoding": ticket.decoding,
+            "batch_size": ticket.finished.lanes,
+            "made_from": ticket.inputs or None,
+        }
+        pipe = self._pipelines[request.model]
+        return notes_of(pipe, given, [{}], images, ticket.seeds, ticket.plan.reads)[0]
 
     def _drop(self, ticket: Ticket) -> None:
         with self._arrived:

@@ -20,7 +20,7 @@ from ...media.writing import grid_of, write_video
 from ..engine.models import ModelInfo
 from ..engine.types import Limits, Refused, Unavailable
 from ..engine.uploads import asked_size
-from ..engine.videos import VideoProgress, VideoRequest, video_metadata
+from ..engine.videos import VideoProgress, VideoRequest
 
 
 logger = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class VideoJobs:
             assert last is not None and last.finished is not None
             decoding, exact = last.finished
             job.facts = {"passes": last.passes, "decoding": decoding, "exact": exact, "seconds": last.seconds}
-            job.files = _files(job, last.frames, video_metadata(job.request, last) if self.limits.metadata else None)
+            job.files = _files(job, last.frames, last.note if self.limits.metadata else None)
             job.status, job.progress = "completed", 100
         # The job tells the client.
         except Exception as error:
