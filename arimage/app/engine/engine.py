@@ -222,7 +222,7 @@ class Engine:
 
     def _pipelines_of(self, model: str) -> list[str]:
         """The models that share the pipeline of one, the one without an adapter of its own first."""
-        return [name for name, pipe in self._pipelines.items() if pipe is self._pipelines[model]]
+        return [name for name in self.models if self._pipelines[name] is self._pipelines[model]]
 
     def _change(self, change: Callable[[], None]) -> None:
         """Do something in the engine's thread when no images are being generated, and wait for it."""
@@ -364,12 +364,7 @@ class Engine:
         """Raise the error of the last model unless one of them generates an image of its defaults."""
         error = None
         for name in self.models:
-            ticket = self._default_ticket(name)
-            with self._arrived:
-                if self._closed:
-                    return
-                self._running.append(ticket)
-            error = self._run_now([ticket])
+            error = self._run_now([self._default_ticket(name)])
             if error is None or isinstance(error, Cancelled):
                 return
         assert error is not None
@@ -385,7 +380,12 @@ class Engine:
 
     def _run_now(self, tickets: list[Ticket]) -> BaseException | None:
         """Generate the images of requests of one kind, which are not in the queue, in this thread. Returns the error
-        of the first that failed."""
+        that ended the engine, or that of the first request that failed."""
+        with self._arrived:
+            if self._closed:
+                return Cancelled("the engine is closed: start it again")
+            # If the engine ends, so do they.
+            self._running += tickets
         parts = [[(ticket, [0]) for ticket in tickets]]
         error = self._run(tickets[0], lambda room, kind: parts.pop() if parts else [])
         if error is not None:
@@ -393,7 +393,8 @@ class Engine:
             for ticket in tickets:
                 ticket.cancel()
             return error
-        return next(filter(None, (ticket.future.exception() for ticket in tickets)), None)
+        failed = next(filter(None, (ticket.future.exception() for ticket in tickets)), None)
+        return self.failure or failed
 
     @property
     def _has_room(self) -> bool:

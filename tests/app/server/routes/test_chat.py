@@ -1,13 +1,15 @@
 """Images by OpenAI's Chat Completions and Responses APIs, with its client, and variations."""
 
 import base64
+import gc
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
-from app.server.server_kit import serving
+from app.server.server_kit import serving, wait_for
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from PIL import Image
@@ -19,7 +21,7 @@ from starlette.testclient import TestClient
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request
 from arimage.app.server.app import build_server
-from arimage.app.server.routes import generating
+from arimage.app.server.routes import chat, generating, responses, schemas
 
 
 TOOL = {"type": "image_generation"}
@@ -70,6 +72,25 @@ def asked(text: str, *urls: str) -> list[dict]:
         {"role": "assistant", "content": "![image](http://127.0.0.1/pictures/none)"},
         {"role": "user", "content": [{"type": "text", "text": text}, *images] if urls else text},
     ]
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+@pytest.mark.parametrize("lenient", [True, False])
+def test_requests_that_wait_hold_no_bodies(held, route, lenient):
+    engine, url = Engine({"text": held}), data_url((0, 0, 0, 0), "RGBA")
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": url}]
+    tool = {**TOOL, "input_image_mask": {"image_url": url}}
+    body = {"input": [{"role": "user", "content": parts}], "tools": [tool], "instructions": url}
+    if route == "chat/completions":
+        body = {"messages": asked("a", url), "user": url}
+    with serving(engine, lenient=lenient) as address, ThreadPoolExecutor() as pool:
+        answers = [pool.submit(httpx.post, f"{address}/v1/{route}", json=body, timeout=60) for _ in range(2)]
+        wait_for(lambda: held.entered.is_set() and engine.waiting == 1)
+        gc.collect()
+        kinds = (chat.ChatMessage, responses.Item, schemas.EmbeddedImage)
+        assert not [one for one in gc.get_objects() if type(one) in kinds]
+        held.go.set()
+        assert [answer.result().status_code for answer in answers] == [200, 200]
 
 
 # Chats
