@@ -1,5 +1,5 @@
-"""What is around the routes: each request gets an id, a line in the log and, if it is for images, metrics; and an answer
-also if its route fails."""
+"""What is around the routes: each request gets an id, a line in the log, metrics if it is for images, and an answer
+even if its route fails."""
 
 import logging
 import re

@@ -70,6 +70,14 @@ class About:
     model: str = ""
 
 
+@dataclass(frozen=True)
+class AdapterFolder:
+    """Where the adapters are that requests may load, and the engine that loads them."""
+
+    folder: Path
+    engine: Engine
+
+
 @dataclass
 class ServerState:
     """What the routes share.
@@ -91,7 +99,7 @@ class ServerState:
     backend: Backend
     videos: VideoJobs | None
     names: Mapping[str, str]
-    adapters: "AdapterFolder | None"
+    adapters: AdapterFolder | None
     quotas: Quotas
     tokens: tuple[str, ...]
     base_url: str | None
@@ -178,11 +186,3 @@ def accepting(http: HTTPRequest, state: State) -> None:
         message = "the server is closing and finishes what it has begun: try again later, or another server"
         raise Problem(error_response(message, 503, headers={"Retry-After": str(RETRY_SECONDS)}))
     state.quotas.count_request(client_of(http))
-
-
-@dataclass(frozen=True)
-class AdapterFolder:
-    """Where the adapters are that requests may load, and the engine that loads them."""
-
-    folder: Path
-    engine: Engine
