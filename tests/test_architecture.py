@@ -38,7 +38,7 @@ LAYERS = {
 }
 # Sub-packages and files within a package, the lowest first; `...` stands for those that are not named.
 INNER = {
-    "app": ["engine", "server", "demo", ...],
+    "app": ["engine", "server", "server/replicas", "server/routes", "server/app", "demo", ...],
     "cli": ["imports", "options", ..., "main"],
     "decoding": ["contract", "run", ...],
     "eval": [
@@ -295,7 +295,8 @@ def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
             "arimage/decoding/run/x.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..group import X",
         ),
-        ("arimage/app/engine/engine.py", "from ..server.schemas import Fields"),
+        ("arimage/app/engine/engine.py", "from ..server.routes.schemas import Fields"),
+        ("arimage/app/server/state.py", "from .routes.schemas import Fields"),
         ("arimage/eval/runs/files.py", "from .manifest import make_manifest"),
         ("arimage/models/transformer_x.py", "from ..decoding.contract.models import TokenModel"),
         ("arimage/tokenizers/vq_x.py", "import arimage.decoding"),

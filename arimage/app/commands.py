@@ -180,7 +180,8 @@ def serve(
     if replicas is None:
         serve_forever(*start_engines(load_models(model, device, dtype, with_videos, lora, steps), limits, lora))
     else:
-        from .server.replicas import ReplicaSettings, application_name, run_replicas
+        from .server.replicas.cluster import application_name, run_replicas
+        from .server.replicas.replica import ReplicaSettings
 
         typer.echo("starting the replicas", err=True)
         settings = ReplicaSettings(model, device, dtype, lora, limits, steps, with_videos)

@@ -1,4 +1,5 @@
-"""How a picture was made: `arimage generate --from PICTURE` reads it, and every other `generate` writes it."""
+"""How a picture was made: `arimage generate --from PICTURE` reads it, and all that generate pictures write it by
+`notes_of`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,24 +77,31 @@ def notes_of(
     """The metadata of each image or video, and that of one sheet of all of them, None if it has several prompts.
 
     Args:
-        given: the settings of the call by the names of `Metadata`. For those that are None the checkpoint's are taken.
+        given: the settings of the call by the names of `Metadata`, "model" and "lora" among them. Those that are None
+            or missing are the checkpoint's.
         conditions: the prompt or class of equally many images each.
         reads: whether the call has reference images.
     """
     from ..media.metadata import to_text
+    from ..pipelines.quantized import dtype_name
 
     own = {"order": pipe.order} | pipe.generation_config
     if reads and pipe.reference_guidance_scale is not None:
         own = own | {"guidance_scale": pipe.reference_guidance_scale}
     frames = images[0] if pipe.abilities.generates_video else None
     shown = frames[0] if frames else images[0]
-    settings = {name: own.get(name) if value is None else value for name, value in given.items()} | {
-        "model": shared(given["model"]),
-        "lora": [shared(text) for text in given["lora"] or []] or None,
-        "height": shown.height,
-        "width": shown.width,
-        "num_frames": frames and len(frames),
-    }
+    settings = (
+        own
+        | {name: value for name, value in given.items() if value is not None}
+        | {
+            "model": shared(given["model"]),
+            "lora": [shared(text) for text in given["lora"] or []] or None,
+            "dtype": dtype_name(pipe),
+            "height": shown.height,
+            "width": shown.width,
+            "num_frames": frames and len(frames),
+        }
+    )
     each = len(images) // len(conditions)
     texts = [to_text(settings | conditions[i // each] | {"seed": seed}) for i, seed in enumerate(seeds)]
     alone = len(conditions) == 1

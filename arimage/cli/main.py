@@ -45,9 +45,7 @@ from .options import (
     check_decodings,
     check_output,
     check_prompts,
-    choose_device,
     class_labels_of,
-    fast_dtype,
     images_of,
     load_pipeline,
     out_of_memory,
@@ -329,7 +327,6 @@ def generate(
         given = chosen | {
             "model": model,
             "decoding": decoding or decoding_to_text(pipe.decoding),
-            "dtype": str(fast_dtype(choose_device(device))).removeprefix("torch.") if dtype == "auto" else dtype,
             "lora": lora,
             "batch_size": at_a_time,
             "made_from": [name for name, file in inputs.items() if file] or None,

@@ -224,14 +224,16 @@ def settings_of(model: LoadedModel, settings: dict, subjects: dict, images: torc
     from arimage.decoding import decoding_to_text
 
     pipe = model.pipe
-    names = ("guidance_scale", "temperature", "top_k", "top_p", "min_p", "num_inference_steps")
-    every = dict.fromkeys(name for name in names if pipe.abilities.accepts(name)) | settings
     [(name, values)] = subjects.items()
     conditions = [{name.replace("labels", "label"): value} for value in values]
-    every |= {"decoding": settings["decoding"] or decoding_to_text(pipe.decoding), "batch_size": len(seeds)}
     reads = bool(settings["made_from"] and pipe.abilities.max_references)
     loras = [f"{file}:{strength}" for file, strength in model.loras.values()] or None
-    about = every | {"model": model.name, "lora": loras}
+    about = settings | {
+        "model": model.name,
+        "lora": loras,
+        "decoding": settings["decoding"] or decoding_to_text(pipe.decoding),
+        "batch_size": len(seeds),
+    }
     texts, _ = notes_of(pipe, about, conditions, to_pictures(images), seeds, reads)
     return "\n".join(texts)
 

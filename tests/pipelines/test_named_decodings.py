@@ -50,7 +50,7 @@ def used(pipe, **call):
 def test_a_name_means_the_same_at_every_entrance(pipe, text):
     expected = MEANINGS[text]
     assert used(pipe, decoding=text) == expected
-    info = describe("model", pipe)
+    info = describe("model", pipe, Limits())
     assert check(Request("model", "a red heart", decoding=text), pipe, info, Limits()).decoding == expected
     assert choose_decodings(pipe, {"prompt": ["a red heart"]}, [text], {})[0] == {text: expected}
     rows = [{"prompt": "a red heart"}]

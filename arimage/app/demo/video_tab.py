@@ -8,7 +8,7 @@ from PIL import Image
 
 from ...media.writing import own_path, write_video
 from ..engine.types import Refused
-from ..engine.videos import VideoMaker, VideoProgress, VideoRequest, video_metadata
+from ..engine.videos import VideoMaker, VideoProgress, VideoRequest
 from . import markup
 from .controls import AT_ONCE, GENERATES, chosen, decoding_choices, refusal
 from .pictures import saved
@@ -101,9 +101,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
 
     def finished(request: VideoRequest, now: VideoProgress) -> dict:
         path = own_path(f"{request.prompt} {request.seed}", ".webp", film.GRADIO_CACHE)
-        write_video(
-            [enlarged(frame) for frame in now.frames], path, maker.fps[request.model], video_metadata(request, now)
-        )
+        write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model], now.note)
         shown = {film: gr.Image(path, visible=True), download: gr.DownloadButton(value=path, visible=True)}
         return {**shown, frames: [*map(saved, some(now.frames))], status: status_of(now), **buttons(False)}
 

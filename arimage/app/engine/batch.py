@@ -46,7 +46,7 @@ class RequestBatch:
         kind: the properties that all requests of the batch share, see `Ticket.kind`.
         size: how many images are generated at a time.
         take: called with the number of images that may begin; takes images of requests with equal plans out of the
-            queue, or returns None if there are none.
+            queue, an empty list if there are none.
         give_back: called with a request after a failure that another request may have caused, so that it is generated
             alone.
         fail: called with a request that has failed, and the error.
@@ -106,7 +106,8 @@ class RequestBatch:
         while parts := self._retried.pop(0) if self._retried else self._take(room, self.kind):
             parts = [(ticket, indices) for ticket, indices in parts if not ticket.future.done()]
             try:
-                return self._prepare(parts) if parts else self._begin(room)
+                if parts:
+                    return self._prepare(parts)
             except torch.AcceleratorError:
                 raise
             except Exception as error:
@@ -170,6 +171,7 @@ class RequestBatch:
         counts = decided.sum(1).tolist() if on_cpu or batch.forward_passes % INTERVAL == 0 else None
         for ticket, its_lanes in by_ticket.items():
             ticket.calls_per_pass.append(batch.calls_per_pass[-1])
+            ticket.finished.lanes = max(ticket.finished.lanes, len(batch.names))
             self._report(ticket, its_lanes, counts)
         return False
 
@@ -255,13 +257,12 @@ class RequestBatch:
             return
         try:
             [image] = self._decode(place.call, [place.number], result)
+            self._on_images(1, tokens)
+            place.ticket.finish(place.index, image, place.ticket.seconds)
         except torch.AcceleratorError:
             raise
         except Exception as error:
             self._fail(place.ticket, error)
-        else:
-            self._on_images(1, tokens)
-            place.ticket.finish(place.index, image, place.ticket.seconds)
 
     def _film(self, place: Place, ended: float) -> Film:
         """The film of an image that was finished after `ended` seconds."""

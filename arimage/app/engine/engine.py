@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from PIL import Image
 from tqdm import tqdm
 
-from ...cli.made import shared
+from ...cli.made import notes_of
 from ...pipelines.base import ARImagePipeline
 from .adapters import NAME, Active, name_in_pipeline
 from .batch import Parts, RequestBatch
 from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket
-from .types import Cancelled, Limits, Progress, Refused, Request
+from .types import NOTED, Cancelled, Limits, Progress, Refused, Request
 from .uploads import reduce_uploads
 from .validation import Plan, check, check_types, with_class
 
@@ -221,7 +222,7 @@ class Engine:
 
     def _pipelines_of(self, model: str) -> list[str]:
         """The models that share the pipeline of one, the one without an adapter of its own first."""
-        return [name for name, pipe in self._pipelines.items() if pipe is self._pipelines[model]]
+        return [name for name in self.models if self._pipelines[name] is self._pipelines[model]]
 
     def _change(self, change: Callable[[], None]) -> None:
         """Do something in the engine's thread when no images are being generated, and wait for it."""
@@ -290,12 +291,20 @@ class Engine:
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster, plan.reads)
         if self._pipelines[request.model].abilities.kind != "tokens":
             kind = (plan.model, plan.decoding, plan)
-        made_with = None
-        if self.limits.metadata:
-            adapters = self._adapters.get(request.model, Active([], [], []))
-            loras = [shared(text) for text in adapters.texts] or None
-            made_with = {"model": self._pipelines_of(request.model)[0], "lora": loras}
-        return Ticket(request, plan, kind, self._drop, on_progress, made_with)
+        return Ticket(request, plan, kind, self._drop, on_progress, self._notes if self.limits.metadata else None)
+
+    def _notes(self, ticket: Ticket, images: list[Image.Image]) -> list[str]:
+        """The metadata of the images of a request."""
+        request = ticket.request
+        given = {name: getattr(request, name) for name in NOTED} | {
+            "model": self._pipelines_of(request.model)[0],
+            "lora": self._adapters.get(request.model, Active([], [], [])).texts,
+            "decoding": ticket.decoding,
+            "batch_size": ticket.finished.lanes,
+            "made_from": ticket.inputs or None,
+        }
+        pipe = self._pipelines[request.model]
+        return notes_of(pipe, given, [{}], images, ticket.seeds, ticket.plan.reads)[0]
 
     def _drop(self, ticket: Ticket) -> None:
         with self._arrived:
@@ -355,12 +364,7 @@ class Engine:
         """Raise the error of the last model unless one of them generates an image of its defaults."""
         error = None
         for name in self.models:
-            ticket = self._default_ticket(name)
-            with self._arrived:
-                if self._closed:
-                    return
-                self._running.append(ticket)
-            error = self._run_now([ticket])
+            error = self._run_now([self._default_ticket(name)])
             if error is None or isinstance(error, Cancelled):
                 return
         assert error is not None
@@ -376,7 +380,12 @@ class Engine:
 
     def _run_now(self, tickets: list[Ticket]) -> BaseException | None:
         """Generate the images of requests of one kind, which are not in the queue, in this thread. Returns the error
-        of the first that failed."""
+        that ended the engine, or that of the first request that failed."""
+        with self._arrived:
+            if self._closed:
+                return Cancelled("the engine is closed: start it again")
+            # If the engine ends, so do they.
+            self._running += tickets
         parts = [[(ticket, [0]) for ticket in tickets]]
         error = self._run(tickets[0], lambda room, kind: parts.pop() if parts else [])
         if error is not None:
@@ -384,7 +393,8 @@ class Engine:
             for ticket in tickets:
                 ticket.cancel()
             return error
-        return next(filter(None, (ticket.future.exception() for ticket in tickets)), None)
+        failed = next(filter(None, (ticket.future.exception() for ticket in tickets)), None)
+        return self.failure or failed
 
     @property
     def _has_room(self) -> bool:

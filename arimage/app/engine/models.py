@@ -145,7 +145,7 @@ def load_models(
 
 
 @torch.no_grad()
-def describe(name: str, pipe: ARPipeline, limits: Limits = Limits()) -> ModelInfo:  # noqa: B008
+def describe(name: str, pipe: ARPipeline, limits: Limits) -> ModelInfo:
     """The abilities of the pipeline that requests know by this name, with the sizes within `limits`.
 
     Raises:

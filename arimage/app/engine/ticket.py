@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from PIL import Image
 
 from ...decoding import decoding_to_text
 from ...media.film import Film
-from ...media.metadata import KEY, to_text
+from ...media.metadata import KEY
 from ...pipelines.text.known import Unknown
 from .types import SAMPLING, Cancelled, Progress, Request, Result, seeds_of
 from .validation import Plan
@@ -22,7 +21,8 @@ from .validation import Plan
 @dataclass
 class Finished:
     """The finished images of a request by their indices, and the cost so far: `passes` are the forward passes of the
-    request until the last image was decided, and `seconds` the time until the last one was decoded to pixels."""
+    request until the last image was decided, `seconds` the time until the last one was decoded to pixels, and `lanes`
+    the most that its batch had meanwhile."""
 
     images: dict[int, Image.Image] = field(default_factory=dict)
     image_passes: dict[int, int] = field(default_factory=dict)
@@ -30,6 +30,7 @@ class Finished:
     passes: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    lanes: int = 1
     film: Film | None = None
 
 
@@ -37,7 +38,7 @@ class Ticket:
     """A submitted request.
 
     Args:
-        made_with: what the metadata of its images say in addition to its settings; None for images without metadata.
+        notes: called with the request and its images, returns their metadata; None for images without.
 
     Attributes:
         request: the request.
@@ -56,7 +57,7 @@ class Ticket:
         kind: tuple,
         drop: Callable[["Ticket"], None],
         on_progress: Callable[[Progress], None] | None,
-        made_with: dict[str, Any] | None,
+        notes: Callable[["Ticket", list[Image.Image]], list[str]] | None,
     ):
         self.request, self.plan, self.kind, self.future = request, plan, kind, Future()
         # From here on, only `settle` ends it.
@@ -68,7 +69,7 @@ class Ticket:
         self.unknown: Unknown | None = None
         self.unbegun, self._started, self._submitted = deque(range(request.count)), None, time.perf_counter()
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
-        self._changed, self._latest, self._made_with = threading.Condition(), None, made_with
+        self._changed, self._latest, self._notes = threading.Condition(), None, notes
 
     def events(self, every: float | None = None) -> Iterator[Progress | Result]:
         """Yield the progress of the request whenever it changes, then its `Result`. A slow reader misses some reports.
@@ -111,6 +112,11 @@ class Ticket:
     def decoding(self) -> str:
         """The name and settings of its decoding."""
         return self.request.decoding or decoding_to_text(self.plan.decoding)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The options of `arimage generate` that give it the same images."""
+        return ["image", "mask_image"] if self.plan.edits else ["image"] if self.plan.reads else []
 
     @property
     def begun(self) -> bool:
@@ -170,7 +176,6 @@ class Ticket:
         optional = {
             name: getattr(plan, name) for name in ("negative_prompt", "order") if getattr(plan, name) is not None
         }
-        inputs = ["image", "mask_image"] if plan.edits else ["image"] if plan.reads else []
         deciding = torch.stack([finished.deciding[i] for i in indices]).numpy() if finished.deciding else None
         images = [finished.images[i] for i in indices]
         settings = {
@@ -184,11 +189,11 @@ class Ticket:
             **dict(plan.decoder),
             "height": plan.size[0],
             "width": plan.size[1],
-            **({"made_from": inputs} if inputs else {}),
+            **({"made_from": self.inputs} if self.inputs else {}),
         }
-        if self._made_with is not None:
-            for image, seed in zip(images, self.seeds, strict=True):
-                image.info[KEY] = to_text(settings | self._made_with | {"count": 1, "seed": seed})
+        if self._notes is not None:
+            for image, note in zip(images, self._notes(self, images), strict=True):
+                image.info[KEY] = note
         return Result(
             images=images,
             seeds=self.seeds,

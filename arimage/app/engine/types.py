@@ -18,6 +18,10 @@ from ...settings.schema import Share
 
 # The fields of `Request` that belong to `Sampling`.
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+# Those that the metadata of an image say as the client gave them.
+NOTED = (
+    *SAMPLING, "prompt", "class_label", "negative_prompt", "order", "num_inference_steps", "decoder_guidance_scale",
+)  # fmt: skip
 # The largest number of forward passes that a film shows.
 FILM_STEPS = 64
 # `validation.check_types` checks the fields of requests against their annotations: "3" is not 3, and true is not 1.

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from ...cli.made import shared
+from ...cli.made import notes_of
 from ...decoding import decoding_to_text
-from ...media.metadata import to_text
 from ...pipelines.base import ARPipeline
 from ...pipelines.output import Tokens
 from .models import ModelInfo, describe
@@ -54,7 +53,7 @@ class VideoProgress:
         work: the share of the work that is done.
         seconds: the time since the generation began.
         finished: the name of the decoding and whether it is exact, once the video is finished.
-        lora: the active adapters, FILE[:SCALE] each, once the video is finished.
+        note: the metadata of the video, once it is finished.
     """
 
     frames: list[Image.Image]
@@ -65,7 +64,7 @@ class VideoProgress:
     work: float
     seconds: float
     finished: tuple[str, bool] | None = None
-    lora: list[str] | None = None
+    note: str | None = None
 
 
 class VideoMaker:
@@ -88,7 +87,7 @@ class VideoMaker:
     at_a_time = 1
 
     def __init__(self, pipelines: dict[str, ARPipeline], limits: Limits | None = None, lora: Iterable[str] = ()):
-        self._lora = [shared(text) for text in lora] or None
+        self._lora = list(lora)
         self.limits, self._pipelines, self._lock = limits or Limits(), pipelines, threading.Lock()
         for pipe in pipelines.values():
             pipe.set_progress_bar_config(disable=True)
@@ -144,7 +143,7 @@ class VideoMaker:
                 raise
 
 
-def _generate(pipe: ARPipeline, request: VideoRequest, lora: list[str] | None) -> Iterator[VideoProgress]:
+def _generate(pipe: ARPipeline, request: VideoRequest, lora: list[str]) -> Iterator[VideoProgress]:
     events: queue.SimpleQueue[VideoProgress | Exception] = queue.SimpleQueue()
     stopped = threading.Event()
 
@@ -222,9 +221,7 @@ class _Clips:
         self._spent += time.perf_counter() - now
 
 
-def _call(
-    pipe, request: VideoRequest, lora: list[str] | None, events: queue.SimpleQueue, stopped: threading.Event
-) -> None:
+def _call(pipe, request: VideoRequest, lora: list[str], events: queue.SimpleQueue, stopped: threading.Event) -> None:
     preview, began = (_Clips if pipe.abilities.in_maps else _Maps)(pipe), time.perf_counter()
 
     def on_step(pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -250,25 +247,11 @@ def _call(
     )
     decoding = request.decoding or decoding_to_text(pipe.decoding)
     passes, tokens, seconds = output.stats.forward_passes, _count(output.tokens), time.perf_counter() - began
+    given = {"model": request.model, "lora": lora, "prompt": request.prompt, "decoding": decoding}
+    given["made_from"] = None if request.image is None else ["image"]
+    [note], _ = notes_of(pipe, given, [{}], output.frames, output.seeds, False)
     done = (decoding, output.stats.exact)
-    events.put(VideoProgress(output.frames[0], passes, preview.appeared, tokens, tokens, 1.0, seconds, done, lora))
-
-
-def video_metadata(request: VideoRequest, now: VideoProgress) -> str:
-    """How a finished video was made, as text for its file."""
-    assert now.finished is not None
-    settings = {
-        "model": request.model,
-        "prompt": request.prompt,
-        "seed": request.seed,
-        "decoding": now.finished[0],
-        "height": now.frames[0].height,
-        "width": now.frames[0].width,
-        "num_frames": len(now.frames),
-        "lora": now.lora,
-        "made_from": ["image"] if request.image is not None else None,
-    }
-    return to_text(settings)
+    events.put(VideoProgress(output.frames[0], passes, preview.appeared, tokens, tokens, 1.0, seconds, done, note))
 
 
 def _count(tokens: Tokens) -> int:

@@ -10,14 +10,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from ..engine.engine import Engine
-from . import adapters, chat, images, pages, responses
-from . import videos as video_routes
 from .auth import check_addresses, local_only
 from .backend import Backend, EngineBackend
 from .bodies import Bodies
 from .errors import HANDLERS
-from .middleware import Watch
+from .middleware import Failures, Watch
 from .quotas import Quotas
+from .routes import adapters, chat, images, pages, responses
+from .routes import videos as video_routes
 from .state import AdapterFolder, ServerState
 from .video_jobs import VideoJobs, Videos
 
@@ -106,7 +106,7 @@ def build_server(
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        middleware=middleware,
+        middleware=[*middleware, Middleware(Failures)],
         exception_handlers=HANDLERS,
         # In place of the 422 that FastAPI describes by default.
         responses={"4XX": {"description": "An error in the form of the OpenAI API"}},

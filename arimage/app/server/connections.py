@@ -10,8 +10,9 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# How long the head of a request may take to arrive, in seconds.
-HEAD_SECONDS = 10
+# How long the head of a request may take to arrive, and how long a client may read nothing of an answer that is being
+# sent, in seconds.
+HEAD_SECONDS, READING_SECONDS = 10, 60
 
 # The connection whose data is being read. Tasks that start meanwhile, such as that of a request, inherit it.
 _reading: ContextVar["Connection | None"] = ContextVar("arimage_connection", default=None)
@@ -21,8 +22,8 @@ class Connections:
     """The connections of a server.
 
     Args:
-        most: how many there may be. A further one replaces the one that has waited longest for a head; if all are
-            being answered, it is closed itself.
+        most: how many there may be. A further one replaces the one whose deadline comes first; if all are being
+            answered to clients that read, it is closed itself.
 
     Attributes:
         open: those that are open.
@@ -76,30 +77,30 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that is closed when the head of a request does not arrive in time. All else is up to the protocol
-    that it stands in front of."""
+    """A connection that is closed when the head of a request does not arrive in time, or when its client stops reading
+    its answer. All else is up to the protocol that it stands in front of."""
 
     def __init__(self, connections: Connections, protocol: asyncio.Protocol):
         self._connections, self._protocol = connections, protocol
         self._transport: Any = None
         self._timer: asyncio.TimerHandle | None = None
-        self._answering, self._unsent = 0, 0
+        self._answering, self._paused, self._unsent = 0, False, 0
 
     @property
     def deadline(self) -> float | None:
-        """When it is closed unless a head arrives, in the time of the loop; None while it is being answered."""
+        """When it is closed unless a head arrives or the client reads, in the time of the loop; None if neither is
+        waited for."""
         return None if self._timer is None else self._timer.when()
 
     def begin(self) -> None:
         """Called when the head of a request has arrived."""
         self._answering += 1
-        self.stop()
+        self._watch()
 
     def end(self) -> None:
         """Called when a request was answered."""
         self._answering -= 1
-        if not self._answering:
-            self._wait()
+        self._watch()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -107,7 +108,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport):
         self._transport = transport
         self._connections.admit(self)
-        self._wait()
+        self._watch()
         self._protocol.connection_made(transport)
 
     def data_received(self, data):
@@ -121,9 +122,14 @@ class Connection(asyncio.Protocol):
         return self._protocol.eof_received()
 
     def pause_writing(self):
+        # The client has to read first.
+        self._paused = True
+        self._watch()
         self._protocol.pause_writing()
 
     def resume_writing(self):
+        self._paused = False
+        self._watch()
         self._protocol.resume_writing()
 
     def connection_lost(self, exc):
@@ -131,18 +137,21 @@ class Connection(asyncio.Protocol):
         self._connections.open.discard(self)
         self._protocol.connection_lost(exc)
 
-    def _wait(self) -> None:
+    def _watch(self) -> None:
+        """Wait for a head, or for a client that has to read. Nothing is waited for while an answer is generated."""
         self.stop()
         # It may have been lost while it was being answered.
-        if not self._connections.known or self not in self._connections.open:
+        lost = self not in self._connections.open
+        if lost or not self._connections.known or (self._answering and not self._paused):
             return
         self._unsent = self._transport.get_write_buffer_size()
-        self._timer = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._expire)
+        seconds = READING_SECONDS if self._answering else HEAD_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def _expire(self) -> None:
         # A client that still reads its answer may take longer.
         if self._transport.get_write_buffer_size() < self._unsent:
-            self._wait()
+            self._watch()
         else:
             self.abort()
 

@@ -89,7 +89,7 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
 
 
 # For `FastAPI(exception_handlers=...)`.
-ANSWERED = [Problem, RequestValidationError, ValidationError, ClientDisconnect, HTTPException]
+OURS = [Problem, Refused, Cancelled, Unavailable]
 HANDLERS: dict[int | type[Exception], Any] = dict.fromkeys(
-    [*ANSWERED, Refused, Cancelled, Unavailable, Exception], answer_to
+    [*OURS, RequestValidationError, ValidationError, ClientDisconnect, HTTPException], answer_to
 )

@@ -1,4 +1,5 @@
-"""Watches every request to the server: its id, its line in the log, and the metrics of requests for images."""
+"""What is around the routes: each request gets an id, a line in the log, metrics if it is for images, and an answer
+even if its route fails."""
 
 import logging
 import re
@@ -8,6 +9,7 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 
+from .errors import failure
 from .state import About, ServerState
 
 
@@ -21,7 +23,7 @@ COUNTED = (
     "/v1/responses",
 )
 
-access = logging.getLogger("arimage.access")
+logger, access = logging.getLogger(__name__), logging.getLogger("arimage.access")
 
 
 class Watch:
@@ -78,3 +80,27 @@ class Watch:
             shown = PICTURES + "..." if path.startswith(PICTURES) else quote(path)
             client = scope["client"][0] if scope.get("client") else "local"
             access.info('%s "%s %s" %d %.3fs %s', client, scope["method"], shown, status, seconds, request_id)
+
+
+class Failures:
+    """ASGI middleware within all others, so that the answer to a request whose route has failed passes through them.
+    That of Starlette's handler of all exceptions would not."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        began = False
+
+        async def noted_send(message):
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noted_send)
+        except Exception as error:
+            if scope["type"] != "http" or began:
+                raise
+            logger.exception("%s %s failed", scope["method"], quote(scope["path"]))
+            await failure(error)(scope, receive, send)

@@ -25,8 +25,8 @@ from .quotas import Quotas
 from .video_jobs import VideoJobs
 
 
-# Images whose URL was asked for: how many are stored, and for how many seconds.
-KEPT, KEPT_SECONDS = 128, 3600
+# Images whose URL was asked for: how many are stored, how many bytes of them, and for how many seconds.
+KEPT, KEPT_BYTES, KEPT_SECONDS = 128, 2**28, 3600
 # Requests whose images are decoded at a time: a photo of 50 million pixels with a mask takes 1 GB meanwhile.
 DECODED = 2
 # What a client of a draining server should wait for before it tries again, in seconds: another server, or a new one.
@@ -34,17 +34,25 @@ RETRY_SECONDS = 5
 
 
 class KeptFiles:
-    """Files in memory under random names: the newest `KEPT`, each for `KEPT_SECONDS`."""
+    """Files in memory under random names: the newest `KEPT` of at most `KEPT_BYTES`, each for `KEPT_SECONDS`."""
 
     def __init__(self):
         self._files: OrderedDict[str, tuple[float, bytes, str]] = OrderedDict()
+        self._bytes = 0
 
     def add(self, data: bytes, media_type: str) -> str:
         name = secrets.token_urlsafe(24)
         self._files[name] = (time.monotonic() + KEPT_SECONDS, data, media_type)
-        while len(self._files) > KEPT or next(iter(self._files.values()))[0] < time.monotonic():
-            self._files.popitem(last=False)
+        self._bytes += len(data)
+        while len(self._files) > 1 and self._has_surplus:
+            _, (_, dropped, _) = self._files.popitem(last=False)
+            self._bytes -= len(dropped)
         return name
+
+    @property
+    def _has_surplus(self) -> bool:
+        expires = next(iter(self._files.values()))[0]
+        return len(self._files) > KEPT or self._bytes > KEPT_BYTES or expires < time.monotonic()
 
     def get(self, name: str) -> tuple[bytes, str] | None:
         expires, data, media_type = self._files.get(name, (0.0, b"", ""))
@@ -60,6 +68,14 @@ class About:
     """
 
     model: str = ""
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """Where the adapters are that requests may load, and the engine that loads them."""
+
+    folder: Path
+    engine: Engine
 
 
 @dataclass
@@ -83,7 +99,7 @@ class ServerState:
     backend: Backend
     videos: VideoJobs | None
     names: Mapping[str, str]
-    adapters: "AdapterFolder | None"
+    adapters: AdapterFolder | None
     quotas: Quotas
     tokens: tuple[str, ...]
     base_url: str | None
@@ -170,11 +186,3 @@ def accepting(http: HTTPRequest, state: State) -> None:
         message = "the server is closing and finishes what it has begun: try again later, or another server"
         raise Problem(error_response(message, 503, headers={"Retry-After": str(RETRY_SECONDS)}))
     state.quotas.count_request(client_of(http))
-
-
-@dataclass(frozen=True)
-class AdapterFolder:
-    """Where the adapters are that requests may load, and the engine that loads them."""
-
-    folder: Path
-    engine: Engine

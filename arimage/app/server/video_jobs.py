@@ -1,7 +1,6 @@
 """The videos of a server: jobs in memory, which threads do one after another."""
 
 import logging
-import queue
 import secrets
 import shutil
 import tempfile
@@ -10,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +19,7 @@ from ...media.writing import grid_of, write_video
 from ..engine.models import ModelInfo
 from ..engine.types import Limits, Refused, Unavailable
 from ..engine.uploads import asked_size
-from ..engine.videos import VideoProgress, VideoRequest, video_metadata
+from ..engine.videos import VideoProgress, VideoRequest
 
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class Job:
 
     @property
     def unfinished(self) -> bool:
-        return self.ended is None
+        return self.status in ("queued", "in_progress")
 
     @property
     def downloaded(self) -> bool:
@@ -99,11 +98,11 @@ class VideoJobs:
     def __init__(self, maker: Videos):
         self.models, self.limits = maker.models, maker.limits
         self.on_end: Callable[[str, str, float], None] = lambda status, model, seconds: None
-        self._maker, self._lock = maker, threading.Lock()
+        self._maker, self._changed, self._closed = maker, threading.Condition(), False
+        # The oldest first.
         self._jobs: dict[str, Job] = {}
         # The jobs that a draining server finishes.
         self._last: list[Job] = []
-        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         # Daemon threads: a second signal ends the process without waiting for a video.
         self._workers = [
             threading.Thread(target=self._work, name="arimage-videos", daemon=True) for _ in range(maker.at_a_time)
@@ -121,36 +120,36 @@ class VideoJobs:
         info = self.models[request.model]
         size = asked_size(request, info.sizes[0])
         job = Job(request, client, size, request.num_frames or info.frame_counts[0], info.fps)
-        with self._lock:
+        with self._changed:
             self._forget()
             waiting = [job for job in self._jobs.values() if job.unfinished]
             if len(waiting) >= WAITING or sum(one.client == client for one in waiting) >= WAITING_OF_CLIENT:
                 raise Refused(f"{len(waiting)} videos are waiting already: try again later", busy=True)
             self._jobs[job.id] = job
-        self._waiting.put(job)
+            self._changed.notify()
         return job
 
     def get(self, name: str) -> Job | None:
-        with self._lock:
+        with self._changed:
             self._forget()
             return self._jobs.get(name)
 
     def of(self, client: str) -> list[Job]:
         """The jobs of a client, the oldest first."""
-        with self._lock:
+        with self._changed:
             self._forget()
             return [job for job in self._jobs.values() if job.client == client]
 
     def delete(self, job: Job) -> None:
         """Forget a job, and end it after the current forward pass."""
-        with self._lock:
+        with self._changed:
             job.deleted = True
             self._jobs.pop(job.id, None)
 
     @property
     def unfinished(self) -> int:
         """The number of jobs that wait or are being done."""
-        with self._lock:
+        with self._changed:
             return sum(job.unfinished for job in self._jobs.values())
 
     @property
@@ -159,17 +158,17 @@ class VideoJobs:
         return any(not (job.deleted or job.downloaded or job.status == "failed") for job in self._last)
 
     def drain(self) -> None:
-        with self._lock:
+        with self._changed:
             self._last = [job for job in self._jobs.values() if job.unfinished]
 
     def close(self) -> None:
         """End all jobs after the current forward pass."""
-        with self._lock:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
             jobs = list(self._jobs.values())
         for job in jobs:
             self.delete(job)
-        for _ in self._workers:
-            self._waiting.put(None)
         for worker in self._workers:
             worker.join()
 
@@ -182,15 +181,27 @@ class VideoJobs:
                 del self._jobs[job.id]
 
     def _work(self) -> None:
-        while (job := self._waiting.get()) is not None:
+        while (job := self._next()) is not None:
             self._run(job)
             # The files of a job go with the last reference to it.
             del job
 
+    def _next(self) -> Job | None:
+        """Wait for the first job that nobody does; None once they are closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._queued)
+            if self._closed:
+                return None
+            job = self._queued[0]
+            job.status = "in_progress"
+            return job
+
+    @property
+    def _queued(self) -> list[Job]:
+        return [job for job in self._jobs.values() if job.status == "queued"]
+
     def _run(self, job: Job) -> None:
-        if job.deleted:
-            return
-        job.status = "in_progress"
+        status = "failed"
         try:
             last = None
             with closing(self._maker.run(job.request)) as steps:
@@ -201,17 +212,20 @@ class VideoJobs:
             assert last is not None and last.finished is not None
             decoding, exact = last.finished
             job.facts = {"passes": last.passes, "decoding": decoding, "exact": exact, "seconds": last.seconds}
-            job.files = _files(job, last.frames, video_metadata(job.request, last) if self.limits.metadata else None)
-            job.status, job.progress = "completed", 100
+            job.files = _files(job, last.frames, last.note if self.limits.metadata else None)
+            status, job.progress = "completed", 100
         # The job tells the client.
         except Exception as error:
             # The client is referred to the log for these.
             if not isinstance(error, Refused | Unavailable):
                 logger.exception("a video of %s failed", job.request.model)
-            job.error, job.status = error, "failed"
+            job.error = error
         finally:
-            job.ended = time.time()
-            self.on_end("deleted" if job.deleted else job.status, job.request.model, job.ended - job.created)
+            # A job is kept for long after its end, without its first frame.
+            job.request, job.ended = replace(job.request, image=None), time.time()
+            # Last: who sees it sees all else.
+            job.status = status
+            self.on_end("deleted" if job.deleted else status, job.request.model, job.ended - job.created)
 
 
 def _files(job: Job, frames: list[Image.Image], text: str | None) -> dict[str, Path]:

@@ -111,6 +111,8 @@ def test_adapters_come_and_go_while_images_are_generated(files):
         wait_for(lambda: engine._changes)
         go.set()
         unloading.result(60)
+    # Its images are decoded to pixels as those of any other model again.
+    assert engine._pipelines_of("model") == ["model"]
     hook.remove()
     assert waiting[0].result(60).images
     with pytest.raises(Refused, match="choose"):

@@ -109,6 +109,26 @@ def test_a_failing_decoder_ends_only_its_request(engine, pipe):
         tickets[1].result(60)
 
 
+def test_what_fails_after_the_decoder_ends_the_request_too(engine, monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("no metadata")
+
+    monkeypatch.setattr(engine_module, "notes_of", fails)
+    with pytest.raises(RuntimeError, match="no metadata"):
+        engine.submit(Request("glm", prompt="red")).result(60)
+
+
+def test_a_decoder_whose_device_fails_ends_the_warm_up(engine, pipe, monkeypatch):
+    def fails(*arguments):
+        raise torch.AcceleratorError("CUDA error: illegal access")
+
+    pipe.denoise = fails
+    monkeypatch.setattr(engine, "captures", lambda model: True)
+    monkeypatch.setattr(engine, "until_captured", lambda model: [None])
+    with pytest.raises(torch.AcceleratorError, match="illegal access"):
+        engine.warm_up()
+
+
 def test_closing_cancels_images_that_wait_for_the_decoder(pipe):
     engine, held = Engine({"glm": pipe}), Held(pipe)
     tickets = [engine.submit(Request("glm", prompt=prompt)) for prompt in ("a red heart", "red")]

@@ -11,8 +11,9 @@ from ray.serve.exceptions import RequestCancelledError
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
-from arimage.app.server import replicas as module
-from arimage.app.server.replicas import AHEAD, RemoteVideos, Replica, Replicas, ReplicaSettings
+from arimage.app.server.replicas import replica as module
+from arimage.app.server.replicas.replica import AHEAD, Replica, ReplicaSettings
+from arimage.app.server.replicas.replicas import RemoteVideos, Replicas
 
 
 BACKENDS = ("engine", "replicas")

@@ -30,7 +30,7 @@ from arimage.app.engine.models import parse_aliases
 from arimage.app.engine.types import Limits, Request
 from arimage.app.server import state as server_module
 from arimage.app.server.app import build_server
-from arimage.app.server.leniency import nearest_size
+from arimage.app.server.routes.leniency import nearest_size
 from arimage.app.server.uvicorn_server import Server, serve_until_stopped
 from arimage.cli import main as cli
 from arimage.pipelines.infinity.schedules import SCHEDULES
@@ -164,6 +164,10 @@ def test_images_by_url_expire_and_are_bounded(monkeypatch):
     assert kept.get(names[1]) is None
     kept.add(b"", "image/png")
     assert len(kept._files) == 1
+    # The newest is stored in any case.
+    monkeypatch.setattr(server_module, "KEPT_BYTES", 10)
+    names = [kept.add(bytes(size), "image/png") for size in (6, 4, 1, 11)]
+    assert [kept.get(name) is None for name in names] == [True, True, True, False]
 
 
 def test_classes_and_scales_are_generated_too(client, engine):

@@ -15,8 +15,8 @@ from app.server.server_kit import metric, serving, wait_for
 from pipelines.glm_image import tiny as tiny_glm_image
 
 from arimage.app.engine.types import Limits
-from arimage.app.server import generating
-from arimage.app.server.replicas import AHEAD
+from arimage.app.server.replicas.replica import AHEAD
+from arimage.app.server.routes import generating
 
 
 QUEUE = 4

@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
 from arimage.app.server.app import build_server
+from arimage.app.server.routes import pages
 from arimage.app.server.uvicorn_server import Server, check_certificate, check_socket
 
 
@@ -210,6 +211,19 @@ def test_requests_have_ids_in_the_answer_and_in_the_log(engine, caplog):
         base_url="http://127.0.0.1/v1", api_key="none", http_client=client
     ).models.with_raw_response
     assert answered.list().request_id
+
+
+def test_an_answer_to_what_fails_has_the_headers_of_others(engine, caplog, monkeypatch):
+    def fails(metrics):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(pages, "exposition", fails)
+    app, site = build_server(engine, allow_origin=["https://chat.example.org"]), "https://chat.example.org"
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        answer = client.get("/metrics", headers={"Origin": site})
+    assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+    assert answer.headers["x-request-id"] and answer.headers["access-control-allow-origin"] == site
+    assert "RuntimeError: broken" in caplog.text
 
 
 def test_the_instrumentation_of_opentelemetry_traces_requests(engine):

@@ -5,6 +5,7 @@ import errno
 import logging
 import re
 import socket
+import threading
 import time
 import tomllib
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from app.server.server_kit import running
+from app.server.server_kit import free_port, running, wait_for
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.app.engine.engine import Engine
@@ -100,6 +101,44 @@ def test_a_client_that_reads_slowly_gets_its_whole_answer(server, monkeypatch, r
             pass
     # It is closed when it waits for the next head, or when nothing is read.
     assert (got > size) == reads
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_client_that_does_not_read_does_not_hold_its_connection(engine, monkeypatch, reads):
+    monkeypatch.setattr(connections, "READING_SECONDS", 0.3)
+    count, size = 64, 2**18
+
+    async def streaming(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for number in range(count):
+                await send({"type": "http.response.body", "body": bytes(size), "more_body": number < count - 1})
+
+    server = uvicorn_server.Server(streaming, engine, "127.0.0.1", free_port(), log_level="critical")
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: server.started)
+    with connected(server, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") as client:
+        got = 0
+        wait_for(lambda: server.connections.open)
+        if not reads:
+            wait_for(lambda: not server.connections.open, 5)
+        while reads and (more := client.recv(size)):
+            got += len(more)
+            time.sleep(0.01)
+    assert (got > count * size) == reads
+    server.stop()
+    thread.join(30)
+    engine.close()
+
+
+def test_a_pipelined_request_does_not_undo_the_deadline_of_one_that_is_not_read(server, monkeypatch):
+    monkeypatch.setattr(connections, "READING_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 60)
+    name = server._state.pictures.add(bytes(2**24), "image/png")
+    with connected(server, 2 * f"GET /pictures/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()):
+        wait_for(lambda: server.connections.open)
+        wait_for(lambda: not server.connections.open, 5)
 
 
 def test_answers_do_not_end_where_connections_are_unknown(server, engine, monkeypatch, caplog):

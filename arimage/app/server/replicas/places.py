@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from ..engine.engine import MADE_ROOM
-from ..engine.types import Cancelled, Refused, Request
+from ...engine.engine import MADE_ROOM
+from ...engine.types import Cancelled, Refused, Request
 
 
 @dataclass(eq=False)

@@ -20,8 +20,8 @@ from arimage.app.engine.engine import Engine
 from arimage.app.engine.videos import VideoMaker, VideoRequest
 from arimage.app.server.app import build_server
 from arimage.app.server.auth import OWN_PATHS
+from arimage.app.server.routes.videos import Download
 from arimage.app.server.video_jobs import Job
-from arimage.app.server.videos import Download
 from arimage.media.files import can_write_mp4
 
 

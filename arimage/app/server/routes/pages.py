@@ -7,12 +7,12 @@ from fastapi import Request as HTTPRequest
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from ... import __version__
-from .errors import error_response
-from .metrics import exposition
-from .middleware import PICTURES
+from .... import __version__
+from ..errors import error_response
+from ..metrics import exposition
+from ..middleware import PICTURES
+from ..state import State, authorised
 from .schemas import describe_model
-from .state import State, authorised
 
 
 PAGE = """<!doctype html>

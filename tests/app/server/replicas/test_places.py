@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from arimage.app.engine.types import Cancelled, Limits, Refused, Request, Result
-from arimage.app.server.replicas import Replicas
+from arimage.app.server.replicas.replicas import Replicas
 
 
 class Endless:

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from ..engine.types import Refused, Result
-from .bodies import Uploads
+from ...engine.types import Refused, Result
+from ..bodies import Uploads
+from ..state import State, accepting, authorised
 from .chat import Body, begin, last_of
 from .generating import HEARTBEAT, EventStream, Generation, sse
 from .schemas import EmbeddedImage, Fields, Notes, body_of, facts
-from .state import State, accepting, authorised
 
 
 TOOL = "image_generation"
@@ -106,6 +106,10 @@ class ResponseFields(Body):
         skipped = ["tools"] if any(one.type != TOOL for one in self.tools or []) else []
         return fields, files, [*skipped, *self.ignored(WITHOUT_EFFECT, lenient)]
 
+    def forget(self) -> None:
+        super().forget()
+        self.input, self.tools = "", [self.tool.model_copy(update={"input_image_mask": None})]
+
 
 @router.post("", openapi_extra=body_of(**{"application/json": ResponseFields}))
 async def create(http: HTTPRequest, state: State) -> Response:
@@ -124,7 +128,7 @@ class Answers:
     def __init__(self, asked: ResponseFields, fields: Fields, model: str, notes: Notes):
         self._fields, self._notes, self._item = fields, notes, f"ig_{secrets.token_hex(16)}"
         self._events = 0
-        tool = asked.tool.model_dump(exclude_none=True, exclude={"input_image_mask"})
+        tool = asked.tool.model_dump(exclude_none=True)
         self._own = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",

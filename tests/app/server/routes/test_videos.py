@@ -1,8 +1,10 @@
 """The videos of a server, with OpenAI's client."""
 
 import base64
+import gc
 import io
 import threading
+import weakref
 
 import httpx
 import openai
@@ -182,6 +184,20 @@ def test_jobs_are_bounded_and_clients_do_not_see_those_of_others(held_maker, mon
     wait_for(lambda: not any(job.unfinished for job in jobs.of("three")))
     monkeypatch.setattr(video_jobs, "KEPT_SECONDS", -1)
     assert jobs.of("three") == []
+    jobs.close()
+
+
+def test_deleted_jobs_hold_nothing_and_finished_ones_no_picture(held_maker):
+    jobs = VideoJobs(held_maker)
+    first = jobs.add(VideoRequest("film", "a", image=Image.new("RGB", tiny_cosmos.SIZE[::-1])), "one")
+    assert held_maker.entered.wait(60)
+    waiting = weakref.ref(jobs.add(VideoRequest("film", "a"), "one"))
+    jobs.delete(waiting())
+    gc.collect()
+    assert waiting() is None
+    held_maker.go.set()
+    wait_for(lambda: not first.unfinished)
+    assert first.status == "completed" and first.request.image is None
     jobs.close()
 
 

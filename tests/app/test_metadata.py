@@ -1,6 +1,7 @@
-"""Pictures and videos of the server say how they were made."""
+"""Pictures and videos of the server and the demo say how they were made, in the form of `arimage generate`."""
 
 import io
+from pathlib import Path
 
 import pytest
 from app.server.server_kit import picture, wait_for
@@ -8,14 +9,19 @@ from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from arimage import __version__
+from arimage.app.demo.pictures import png
 from arimage.app.engine.engine import Engine
-from arimage.app.engine.types import Limits
+from arimage.app.engine.models import load_models
+from arimage.app.engine.types import Limits, Request
 from arimage.app.engine.videos import VideoMaker, VideoRequest
 from arimage.app.server.app import build_server
 from arimage.app.server.video_jobs import VideoJobs
+from arimage.cli import main as cli
 from arimage.media.files import can_write_mp4, read_metadata
+from arimage.media.metadata import from_text
 
 
 ASKED = {"prompt": "a red heart", "model": "text", "n": 2, "seed": 7, "top_k": 9, "decoding": "sjd:window=8"}
@@ -53,6 +59,33 @@ def found_in(tmp_path, image):
     return read_metadata("x", path)
 
 
+def commanded(*arguments):
+    """The files that `arimage generate` writes."""
+    result = CliRunner().invoke(cli.app, ["generate", *map(str, arguments), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    return [Path(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "int8"])
+def test_command_server_and_demo_write_one_form(tmp_path, monkeypatch, dtype):
+    monkeypatch.chdir(tmp_path)
+    tiny_llamagen.text_pipeline().save_pretrained("text")
+    options = ["--seed", 7, "-n", 2, "--top-k", 9, "--decoding", "sjd:window=8", "--dtype", dtype]
+    files = commanded("a red heart", "--model", tmp_path / "text", *options, "--out", "all")
+    engine = Engine(load_models(["./text"], "cpu", dtype))
+    sent, _ = generated(TestClient(build_server(engine), base_url="http://127.0.0.1"))
+    shown = engine.submit(Request(count=2, **{name: ASKED[name] for name in ASKED if name != "n"})).result(60).images
+    engine.close()
+    expected = [read_metadata("x", file) for file in files]
+    assert expected[0].batch_size == 2 and (dtype == "auto" or expected[0].dtype == dtype)
+    for images in (sent, [picture(png(image)) for image in shown]):
+        assert [found_in(tmp_path, image) for image in images] == expected
+    # The copies of one image in a batch are rounded as the batch was.
+    (again,) = commanded("--from", "x", "--out", "again.png")
+    assert Image.open(again).tobytes() == sent[-1].tobytes()
+
+
 @pytest.mark.parametrize("format", ["png", "jpeg", "webp"])
 def test_each_picture_holds_what_makes_it_again(serving, tmp_path, format):
     client = serving()
@@ -87,9 +120,18 @@ def test_a_video_holds_what_makes_it_again(kept):
     wait_for(lambda: not job.unfinished)
     if kept:
         made = read_metadata("x", job.files["video"])
+        assert made.dtype == "float32" and made.guidance_scale == film.generation_config["guidance_scale"]
         assert (made.prompt, made.model, made.seed, made.num_frames) == ("a red heart", "film", 5, job.frames)
         assert made.lora == ["style.safetensors:0.5"]
     else:
         with pytest.raises(ValueError, match="does not say"):
             read_metadata("x", job.files["video"])
     jobs.close()
+
+
+def test_command_and_demo_write_one_form_of_videos(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_cosmos.pipeline("text", begins_with_text=True).save_pretrained("film")
+    (file,) = commanded("a red heart", "--model", tmp_path / "film", "--seed", 5, "--out", "x.webp")
+    *_, last = VideoMaker(load_models(["./film"], "cpu", videos=True)).run(VideoRequest("film", "a red heart", seed=5))
+    assert from_text("x", last.note) == read_metadata("x", file)

@@ -10,11 +10,11 @@ from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from ..engine.types import Refused, Request
-from .bodies import Uploads, media_type
+from ...engine.types import Refused, Request
+from ..bodies import Uploads, media_type
+from ..state import ServerState, State, accepting, authorised
 from .generating import HEARTBEAT, EventStream, Generation, files_of, prepared, sse, url_of
 from .schemas import EditFields, EmbeddedImages, Fields, Notes, answer, body_of, event, facts
-from .state import ServerState, State, accepting, authorised
 
 
 # The prompt of a variation without one.

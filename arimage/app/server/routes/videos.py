@@ -14,17 +14,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from ...media.files import to_rgb
-from ..engine.types import Refused, Unavailable
-from ..engine.uploads import read_upload
-from ..engine.videos import VideoRequest
-from .bodies import media_type
-from .errors import Problem, error_response
+from ....media.files import to_rgb
+from ...engine.types import Refused, Unavailable
+from ...engine.uploads import read_upload
+from ...engine.videos import VideoRequest
+from ..bodies import media_type
+from ..errors import Problem, error_response
+from ..state import ServerState, State, accepting, authorised, client_of
+from ..video_jobs import KEPT_SECONDS, Job, VideoJobs
 from .generating import disconnected
 from .leniency import nearest_size
 from .schemas import SIZE, EmbeddedImage, body_of, size_of
-from .state import ServerState, State, accepting, authorised, client_of
-from .video_jobs import KEPT_SECONDS, Job, VideoJobs
 
 
 # How long OpenAI's client waits before it asks again, in milliseconds.

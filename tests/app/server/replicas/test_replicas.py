@@ -25,15 +25,10 @@ from typer.testing import CliRunner
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Progress, Request, Result, Unavailable
 from arimage.app.engine.videos import VideoMaker
-from arimage.app.server import replicas as module
-from arimage.app.server.replicas import (
-    Replica,
-    Replicas,
-    ReplicaSettings,
-    application_name,
-    deployment_of,
-    run_replicas,
-)
+from arimage.app.server.replicas import cluster
+from arimage.app.server.replicas.cluster import application_name, deployment_of, run_replicas
+from arimage.app.server.replicas.replica import Replica, ReplicaSettings
+from arimage.app.server.replicas.replicas import ATTEMPTS, Replicas
 from arimage.cli import main as cli
 
 
@@ -222,7 +217,7 @@ def test_a_replica_whose_engine_fails_ends_its_process(held, monkeypatch):
 
 def test_a_server_whose_ray_has_ended_stops(monkeypatch, caplog):
     nodes = iter([True, True, False])
-    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.001)
+    monkeypatch.setattr(cluster, "HEALTH_SECONDS", 0.001)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "own"))
     monkeypatch.setattr(
         "ray.nodes", lambda: [{"NodeID": "own", "Alive": next(nodes)}, {"NodeID": "other", "Alive": True}]
@@ -230,7 +225,7 @@ def test_a_server_whose_ray_has_ended_stops(monkeypatch, caplog):
     stopped = []
     replicas = in_turn()
     replicas.on_failure = partial(stopped.append, True)
-    module._watch(replicas, threading.Event())
+    cluster._watch(replicas, threading.Event())
     assert stopped == [True] and not replicas.alive and "Ray has ended" in str(replicas.failure)
     assert [record.levelname for record in caplog.records] == ["CRITICAL"] and next(nodes, None) is None
 
@@ -282,7 +277,7 @@ def test_paths_are_absolute_for_other_processes(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     (tmp_path / "style.safetensors").touch()
     settings = ReplicaSettings(["model", "emoji-arpg"], None, "auto", ["style.safetensors:0.5", "a/hub"], Limits())
-    found = module._for_workers(settings, "cpu")
+    found = cluster._for_workers(settings, "cpu")
     assert found.models == [str(tmp_path / "model"), "emoji-arpg"]
     assert found.lora == [f"{tmp_path / 'style.safetensors'}:0.5", "a/hub"]
 
@@ -349,7 +344,7 @@ def test_a_video_goes_to_another_replica_when_one_ends(filming, monkeypatch):
     for maker in makers:
         maker.go.set()
     assert client.videos.create_and_poll(prompt="a", poll_interval_ms=20).status == "completed" and not ends
-    ends += [ActorDiedError] * module.ATTEMPTS
+    ends += [ActorDiedError] * ATTEMPTS
     video = client.videos.create_and_poll(prompt="a", poll_interval_ms=20)
     assert video.status == "failed" and "try again later" in video.error.message
 

@@ -16,15 +16,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive
 
-from ..engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
-from ..engine.uploads import read_upload, reduce_uploads
-from .backend import Submitted
-from .bodies import Uploads
-from .errors import Problem, failure, gone
+from ...engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
+from ...engine.uploads import read_upload, reduce_uploads
+from ..backend import Submitted
+from ..bodies import Uploads
+from ..errors import Problem, failure, gone
+from ..middleware import PICTURES
+from ..state import ServerState, client_of
 from .leniency import adapt, whole_mask
-from .middleware import PICTURES
 from .schemas import MEDIA_TYPES, Fields, Notes, read_mask
-from .state import ServerState, client_of
 
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,11 @@ def _read(http: HTTPRequest, state: ServerState, fields: Fields, uploads: Upload
     )
     if fields.background == "transparent":
         ignored.append("background")
-    return request, Notes(sorted([*ignored, *(fields.model_extra or {})]), edited)
+    extra = fields.model_extra or {}
+    notes = Notes(sorted([*ignored, *extra]), edited)
+    # They may be large, and a request may wait for long.
+    extra.clear()
+    return request, notes
 
 
 class Generation:
@@ -83,8 +87,8 @@ class Generation:
         ticket: the request in the backend.
     """
 
-    def __init__(self, ticket: Submitted, events: "asyncio.Queue[Progress | None]", on_first: Callable[[], None]):
-        self.ticket, self._events, self._on_first = ticket, events, on_first
+    def __init__(self, ticket: Submitted, shown: "asyncio.Queue[Image.Image | None]", on_first: Callable[[], None]):
+        self.ticket, self._shown, self._on_first = ticket, shown, on_first
 
     @classmethod
     async def begin(cls, http: HTTPRequest, state: ServerState, request: Request, notes: Notes) -> "Generation":
@@ -94,22 +98,26 @@ class Generation:
             Refused, Cancelled, Unavailable: if it is not accepted.
             Problem: if the client disconnects first, or has too many images already.
         """
-        events, loop, began = asyncio.Queue(), asyncio.get_running_loop(), time.perf_counter()
+        shown, loop, began = asyncio.Queue(), asyncio.get_running_loop(), time.perf_counter()
         seconds = state.metrics.first_partial.labels(request.model)
 
-        def put(item: Progress | None) -> None:
-            # Called in the engine's thread.
-            loop.call_soon_threadsafe(events.put_nowait, item)
+        # Called in the engine's thread, as `put` is.
+        def on_progress(progress: Progress) -> None:
+            if progress.previews is not None:
+                put(progress.previews[0])
+
+        def put(picture: Image.Image | None) -> None:
+            loop.call_soon_threadsafe(shown.put_nowait, picture)
 
         release = state.quotas.hold(request.client, request.count)
         try:
-            ticket = await _unless_gone(state.backend.submit(request, put if request.previews else None), http)
+            ticket = await _unless_gone(state.backend.submit(request, on_progress if request.previews else None), http)
         except BaseException:
             release()
             raise
         notes.tokens = ticket.tokens
         ticket.future.add_done_callback(lambda _: (release(), put(None)))
-        return cls(ticket, events, lambda: seconds.observe(time.perf_counter() - began))
+        return cls(ticket, shown, lambda: seconds.observe(time.perf_counter() - began))
 
     async def previews(self) -> AsyncIterator[Image.Image | None]:
         """The partial images, and None after each `HEARTBEAT_SECONDS` without one, until the request has ended."""
@@ -117,17 +125,16 @@ class Generation:
         while True:
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    progress = await self._events.get()
+                    picture = await self._shown.get()
             except TimeoutError:
                 yield None
                 continue
-            if progress is None:
+            if picture is None:
                 return
-            if progress.previews is not None:
-                if first:
-                    self._on_first()
-                first = False
-                yield progress.previews[0]
+            if first:
+                self._on_first()
+            first = False
+            yield picture
 
     async def result(self, http: HTTPRequest) -> Result:
         """Wait for the images.

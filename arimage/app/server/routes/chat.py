@@ -12,12 +12,12 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, Valid
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from ..engine.types import Refused, Result
-from .bodies import MAX_FILES, Uploads
-from .errors import Problem, error_response
+from ...engine.types import Refused, Result
+from ..bodies import MAX_FILES, Uploads
+from ..errors import Problem, error_response
+from ..state import ServerState, State, accepting, authorised
 from .generating import HEARTBEAT, EventStream, Generation, files_of, prepared, sse, url_of
 from .schemas import MEDIA_TYPES, EmbeddedImage, Fields, Notes, body_of, facts
-from .state import ServerState, State, accepting, authorised
 
 
 # Fields that are about text. The settings of images are in `image_config`.
@@ -78,6 +78,10 @@ class Body(BaseModel):
         """
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Drop what was read and may be large, since a request may wait for long."""
+        (self.model_extra or {}).clear()
+
     def ignored(self, known: frozenset[str], lenient: bool) -> list[str]:
         """The names of further fields that were sent, which have no effect.
 
@@ -102,6 +106,7 @@ async def begin(
     with state.bodies.counted(http):
         body = kind.model_validate_json(await state.bodies.read_json(http), strict=not state.lenient)
         fields, uploads, ignored = await run_in_threadpool(body.read, state.lenient)
+        body.forget()
         request, notes = await prepared(http, state, fields, uploads)
         uploads.clear()
     notes.ignored = sorted([*notes.ignored, *ignored])
@@ -132,6 +137,10 @@ class ChatFields(Body):
         fields = Fields.read(settings | own, lenient)
         files = {"image": [image.read("messages") for image in images]} if images else {}
         return fields, files, self.ignored(ABOUT_TEXT, lenient)
+
+    def forget(self) -> None:
+        super().forget()
+        self.messages, self.image_config = [], None
 
 
 def last_of(field: str, messages: Sequence[Any], kind: str, parts: TypeAdapter) -> tuple[str, list[EmbeddedImage]]:

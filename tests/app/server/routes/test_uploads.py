@@ -14,8 +14,9 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
-from arimage.app.server import bodies, generating
+from arimage.app.server import bodies
 from arimage.app.server.app import build_server
+from arimage.app.server.routes import generating
 
 
 @pytest.fixture(scope="module")

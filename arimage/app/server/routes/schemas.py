@@ -13,11 +13,11 @@ from typing import Any, Literal
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ...media.files import transparent_part
-from ...media.metadata import KEY, saving
-from ..engine.models import ModelInfo
-from ..engine.types import SAMPLING, Refused, Request, Result
-from .bodies import MAX_FILES
+from ....media.files import transparent_part
+from ....media.metadata import KEY, saving
+from ...engine.models import ModelInfo
+from ...engine.types import SAMPLING, Refused, Request, Result
+from ..bodies import MAX_FILES
 
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}

@@ -1,162 +1,36 @@
-"""Several engines behind one server: replicas of Ray Serve, each in its own process, on this machine or on a cluster.
+"""Several engines behind one server: it sends requests to replicas of Ray Serve, each in its own process, on this
+machine or on a cluster.
 
-The server itself stays in the process of the command and speaks HTTP as it does with one engine; it hands requests to
-replicas instead of to its own engine. So the urls of images, the errors, the streams, the token and the limits on
-connections do not depend on the replica, and Serve's own HTTP proxy is not used.
+The server itself stays in the process of the command and speaks HTTP as it does with one engine. So the URLs of
+images, the errors, the streams, the token and the limits on connections do not depend on the replica, and Serve's own
+HTTP proxy is not used.
 """
 
 import asyncio
 import logging
-import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import torch
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from ...cli.options import Steps, parse_lora
-from ...pipelines.saving.saved_folder import local_folder
-from ..engine.adapters import split_adapters
-from ..engine.models import ModelInfo, load_models
-from ..engine.start import start_engines
-from ..engine.types import Cancelled, Limits, Progress, Refused, Request, Result, Unavailable
-from ..engine.videos import VideoProgress, VideoRequest
-from .backend import EngineBackend
-from .metrics import merge
+from ...engine.models import ModelInfo
+from ...engine.types import Cancelled, Limits, Progress, Refused, Request, Result, Unavailable
+from ...engine.videos import VideoProgress, VideoRequest
+from ..metrics import merge
 from .places import Places
 
 
 logger = logging.getLogger(__name__)
 
-# Requests that a replica has at a time, per image of its batch: while as many wait as are generated, the batch stays
-# full. The others wait in this process, where they do not end with a replica and go to the first one with room.
-AHEAD = 2
 # How many replicas may end with a request before it is given up: it may be the reason.
 ATTEMPTS = 3
-# How often Serve looks whether a replica is alive, in seconds. It replaces one that has ended.
-HEALTH_SECONDS = 2
-# How long a replica that is taken away may take to finish its images, in seconds.
-FINISHING_SECONDS = 600
 # How long the replicas may take to send their metrics, in seconds; Prometheus waits for 10 by default.
 METRICS_SECONDS = 9
-
-
-@dataclass(frozen=True)
-class ReplicaSettings:
-    """What every replica is started with.
-
-    Attributes:
-        models, dtype, lora, steps: as in `load_models`.
-        device: "cpu", "cuda", or None for GPUs if there are any.
-        limits: those of the server.
-        videos: whether there may be models of videos.
-    """
-
-    models: list[str] | None
-    device: str | None
-    dtype: str
-    lora: list[str] | None
-    limits: Limits
-    steps: Steps = "captured"
-    videos: bool = False
-
-
-class Replica:
-    """An engine in a process of Ray Serve."""
-
-    def __init__(self, settings: ReplicaSettings):
-        limits = replace(settings.limits, queue=AHEAD * settings.limits.batch)
-        loaded = settings.models, settings.device, settings.dtype, settings.videos, settings.lora, settings.steps
-        # Serve sends requests to a replica that is complete.
-        engine, self._maker = start_engines(load_models(*loaded), limits, settings.lora)
-        # A replica whose engine has failed would refuse every request at once, and so be sent most of them.
-        engine.on_failure = partial(os._exit, 1)
-        self._backend = EngineBackend(engine)
-
-    async def describe(self) -> tuple[dict[str, ModelInfo], dict[str, ModelInfo]]:
-        """The abilities of the models of images, and of those of videos."""
-        return self._backend.models, self._maker.models if self._maker else {}
-
-    async def generate(self, request: Request) -> AsyncIterator[int | Progress | Result | Exception]:
-        """The number of tokens, then the progress whenever there are previews, then the result; or the reason why
-        there is none. Ends the request when the iterator is closed."""
-        events, loop = asyncio.Queue(), asyncio.get_running_loop()
-
-        def put(item: Progress | None) -> None:
-            # Called in the engine's thread.
-            if item is None or item.previews is not None:
-                loop.call_soon_threadsafe(events.put_nowait, item)
-
-        try:
-            ticket = await self._backend.submit(request, put)
-        except (Refused, Cancelled) as error:
-            yield error
-            return
-        ticket.future.add_done_callback(lambda _: put(None))
-        try:
-            yield ticket.tokens
-            while (progress := await events.get()) is not None:
-                yield progress
-            error = ticket.future.exception(0)
-            if error is not None and not isinstance(error, Refused | Cancelled):
-                raise error
-            yield error or ticket.result(0)
-        finally:
-            ticket.cancel()
-
-    async def check_video(self, request: VideoRequest) -> AsyncIterator[Refused | None]:
-        """Why a video is refused, or None."""
-        assert self._maker is not None
-        try:
-            self._maker.check(request)
-            yield None
-        except Refused as error:
-            yield error
-
-    async def generate_video(self, request: VideoRequest) -> AsyncIterator[VideoProgress | Refused]:
-        """The progress of a video without its frames, then the last one with them; or why it is refused. Ends the
-        video when the iterator is closed."""
-        events, loop, stopped = asyncio.Queue(), asyncio.get_running_loop(), threading.Event()
-
-        def work() -> None:
-            assert self._maker is not None
-            last: Exception | None = None
-            try:
-                with closing(self._maker.run(request)) as steps:
-                    for progress in steps:
-                        if stopped.is_set():
-                            return
-                        sent = progress if progress.finished else replace(progress, frames=[])
-                        loop.call_soon_threadsafe(events.put_nowait, sent)
-            # Raised or sent below.
-            except Exception as error:
-                last = error
-            loop.call_soon_threadsafe(events.put_nowait, last)
-
-        threading.Thread(target=work, name="arimage-video", daemon=True).start()
-        try:
-            while (event := await events.get()) is not None:
-                if isinstance(event, Exception) and not isinstance(event, Refused):
-                    raise event
-                yield event
-                if isinstance(event, Refused):
-                    return
-        finally:
-            stopped.set()
-
-    async def collect(self) -> tuple[str, list[Metric]]:
-        """The name of the replica and its metrics."""
-        from ray import serve
-
-        return serve.get_replica_context().replica_tag, await self._backend.collect()
 
 
 class RemoteVideos:
@@ -437,124 +311,3 @@ def _in_our_terms() -> Iterator[None]:
         raise Unavailable("no process is left that could generate the image: try again later") from error
     except (RayError, ReplicaUnavailableError) as error:
         raise _ReplicaEnded(error) from error
-
-
-@contextmanager
-def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) -> Iterator[Replicas]:
-    """Start replicas on the cluster at RAY_ADDRESS, or on this machine, and end them afterwards. Each has its own GPU,
-    or on the CPU its share of this process's threads.
-
-    Args:
-        least, most: how many there are; Serve adds replicas up to `most` while each has more requests than fit its
-            batch, and takes them away again when they are idle.
-        name: the name of the application in Serve. It replaces one with the same name.
-
-    Raises:
-        ValueError: if Ray Serve is not installed, this machine has too few GPUs or cores, or no replica starts.
-    """
-    # Ray reads these when it is imported. By default it reports its usage, and waits 0.1 seconds for the length of a
-    # replica's queue; an engine on the CPU may keep its process from answering for longer.
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "1")
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        raise ValueError("--replicas needs Ray Serve: pip install 'arimage[ray-serve]'") from error
-
-    # It warns of every request that waits for a replica.
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    on_cluster = "RAY_ADDRESS" in os.environ
-    if on_cluster:
-        ray.init(logging_level=logging.ERROR)
-        gpus = int(ray.cluster_resources().get("GPU", 0))
-    else:
-        gpus = torch.cuda.device_count()
-    on_gpu = settings.device == "cuda" or (settings.device is None and gpus > 0)
-    if not on_cluster:
-        found, what = (gpus, "GPUs") if on_gpu else (os.cpu_count() or 1, "CPU cores")
-        if found < most:
-            raise ValueError(
-                f"--replicas asks for {most} {what}, and this machine has {found}: ask for fewer, or set RAY_ADDRESS "
-                "to a cluster's"
-            )
-        ray.init("local", logging_level=logging.ERROR, include_dashboard=False)
-    stopped = threading.Event()
-    try:
-        # An error of a replica is raised below. On a cluster, the controller warns that replicas wait for machines.
-        level = "WARNING" if on_cluster else "CRITICAL"
-        serve.start(proxy_location="Disabled", logging_config={"log_level": level})
-        device = "cuda" if on_gpu else "cpu"
-        application = deployment_of(settings.limits, device, least, most).bind(_for_workers(settings, device))
-        try:
-            handle = serve.run(application, name=name, route_prefix=None)
-        except RuntimeError as error:
-            *_, last = serve.status().applications[name].deployments[Replica.__name__].message.splitlines()
-            raise ValueError(last.removeprefix("ValueError: ")) from error
-        models, videos = handle.describe.remote().result()
-        running, streams = AHEAD * settings.limits.batch * most, handle.options(stream=True)
-        maker = RemoteVideos(streams, videos, settings.limits, most) if videos else None
-        replicas = Replicas(streams, models, settings.limits, running, maker)
-        threading.Thread(target=_watch, args=(replicas, stopped), daemon=True).start()
-        yield replicas
-    finally:
-        stopped.set()
-        if on_cluster:
-            serve.delete(name)
-        ray.shutdown()
-
-
-def _watch(replicas: Replicas, stopped: threading.Event) -> None:
-    """End the server when Ray's process on this machine has ended: no replica would be sent a request or started."""
-    import ray
-
-    own = ray.get_runtime_context().get_node_id()
-    while not stopped.wait(HEALTH_SECONDS):
-        if not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes()):
-            replicas.fail(RuntimeError("Ray has ended on this machine: start again"))
-            return
-
-
-def deployment_of(limits: Limits, device: str, least: int, most: int) -> Any:
-    """Serve's deployment of `least` to `most` replicas on "cpu" or "cuda"."""
-    from ray import serve
-
-    count: dict[str, Any] = {"num_replicas": least}
-    if least < most:
-        bounds = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": limits.batch}
-        count = {"autoscaling_config": bounds}
-    threads = max(torch.get_num_threads() // most, 1)
-    return serve.deployment(
-        Replica,
-        **count,
-        ray_actor_options={"num_gpus": 1} if device == "cuda" else {"num_cpus": threads},
-        max_ongoing_requests=AHEAD * limits.batch,
-        # An error of the models is the same in every replica.
-        max_constructor_retry_count=1,
-        health_check_period_s=HEALTH_SECONDS,
-        graceful_shutdown_timeout_s=FINISHING_SECONDS,
-        logging_config={"log_level": "WARNING", "enable_access_log": False},
-    )
-
-
-def _for_workers(settings: ReplicaSettings, device: str) -> ReplicaSettings:
-    """The settings with absolute paths, since other processes may have another working directory."""
-
-    def model(name: str) -> str:
-        folder = local_folder(name)
-        return name if folder is None else str(folder.resolve())
-
-    def adapter(text: str) -> str:
-        source, scale = parse_lora(text)
-        return f"{Path(source).resolve()}:{scale}" if Path(source).exists() else text
-
-    always, named = split_adapters(settings.lora or [])
-    lora = [*map(adapter, always), *(f"{name}={adapter(text)}" for name, text in named.items())]
-    models = [model(name) for name in settings.models or []]
-    return replace(settings, device=device, models=models or None, lora=lora or None)
-
-
-def application_name(address: int | Path) -> str:
-    """The name in Serve of the server on this machine and port, or Unix socket."""
-    own = str(address) if isinstance(address, int) else "-".join(address.resolve().parts[1:])
-    return f"arimage-{socket.gethostname()}-{own}"

@@ -1,8 +1,10 @@
 """Images by OpenAI's Chat Completions and Responses APIs, with its client, and variations."""
 
 import base64
+import gc
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -18,8 +20,8 @@ from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request
-from arimage.app.server import generating
 from arimage.app.server.app import build_server
+from arimage.app.server.routes import chat, generating, responses, schemas
 
 
 TOOL = {"type": "image_generation"}
@@ -70,6 +72,26 @@ def asked(text: str, *urls: str) -> list[dict]:
         {"role": "assistant", "content": "![image](http://127.0.0.1/pictures/none)"},
         {"role": "user", "content": [{"type": "text", "text": text}, *images] if urls else text},
     ]
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+@pytest.mark.parametrize("lenient", [True, False])
+def test_requests_that_wait_hold_no_bodies(held, route, lenient):
+    engine, url = Engine({"text": held}), data_url((0, 0, 0, 0), "RGBA")
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": url}]
+    tool = {**TOOL, "input_image_mask": {"image_url": url}}
+    body = {"input": [{"role": "user", "content": parts}], "tools": [tool], "instructions": url}
+    if route == "chat/completions":
+        body = {"messages": asked("a", url), "user": url}
+    with serving(engine, lenient=lenient) as address, ThreadPoolExecutor() as pool:
+        answer = pool.submit(httpx.post, f"{address}/v1/{route}", json=body, timeout=60)
+        assert held.entered.wait(30)
+        gc.collect()
+        kinds = (chat.ChatMessage, responses.Item, schemas.EmbeddedImage)
+        found = [one for one in gc.get_objects() if type(one) in kinds]
+        held.go.set()
+        assert answer.result().status_code == 200
+    assert not found
 
 
 # Chats

@@ -8,10 +8,10 @@ from fastapi import Request as HTTPRequest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from ..engine.types import Refused
-from .errors import Problem, error_response
+from ...engine.types import Refused
+from ..errors import Problem, error_response
+from ..state import AdapterFolder, State, accepting, authorised
 from .schemas import body_of, describe_model
-from .state import AdapterFolder, State, accepting, authorised
 
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(authorised), Depends(accepting)])

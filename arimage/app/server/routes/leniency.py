@@ -5,8 +5,8 @@ import math
 
 from PIL import Image, ImageChops
 
-from ..engine.models import ModelInfo
-from ..engine.types import Limits, Request
+from ...engine.models import ModelInfo
+from ...engine.types import Limits, Request
 
 
 # Ratios that differ by this share are one shape: sizes are multiples of 8 or 16 pixels.
