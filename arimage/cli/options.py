@@ -15,8 +15,8 @@ from typing import Annotated, Literal, TypeVar, get_args
 
 import typer
 
-from ..auto import INDEX, AutoPipeline, find_model
-from ..decoding.names import Order, check_text
+from ..auto import INDEX, AutoPipeline, decodings_of, find_model
+from ..decoding.names import PRESETS, Order, check_text, nearest_names, parse_decoding
 from ..media.texts import lines_of, read_text
 from ..settings.installed import installed_packages
 from ..settings.schema import check_encodable, read_object
@@ -62,9 +62,18 @@ def check_models(models: str | list[str] | None) -> str | list[str] | None:
     return models
 
 
-def check_decodings(texts: str | list[str] | None) -> str | list[str] | None:
-    """The value of an option --decoding, after a check of its names, before the frameworks are imported."""
+def check_decodings(context: typer.Context, texts: str | list[str] | None) -> str | list[str] | None:
+    """The value of an option --decoding, after a check of its names, before the frameworks are imported. A misspelt
+    one is answered with the nearest names that the model of --model runs, which its class has to tell."""
     for text in [texts] if isinstance(texts, str) else texts or []:
+        name, _ = parse_decoding(text)
+        model = context.params.get("model")
+        folder = find_model(model) if model and name not in PRESETS and nearest_names(name) else None
+        if folder is not None:
+            with few_imports() if _needs_few(model) else nullcontext():
+                runs = decodings_of(folder)
+            near = ", ".join(nearest_names(name, runs) or runs)
+            raise ValueError(f"unknown decoding {name[:80]!r}: try {near}, which {model} runs")
         check_text(text)
     return texts
 
@@ -108,7 +117,8 @@ def check_orders(orders: list[str] | None) -> list[str] | None:
 
 
 MODEL_HELP = "Name of an installed or published model, a folder, or a Hub id."
-Model = Annotated[str, typer.Option(callback=check_models, help=MODEL_HELP)]
+# Read before the other options, in the order of the command line: a check of these may ask for the model.
+Model = Annotated[str, typer.Option(is_eager=True, callback=check_models, help=MODEL_HELP)]
 Loras = Annotated[
     list[str] | None,
     typer.Option(

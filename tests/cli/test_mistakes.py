@@ -9,6 +9,7 @@ import torch
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.llamagen import tiny as tiny_llamagen
 
+from arimage.auto import decodings_of, packaged_folders
 from arimage.cli import main as cli
 
 
@@ -30,7 +31,6 @@ def unloaded(monkeypatch):
 @pytest.mark.parametrize(
     "kind, arguments, sentence",
     [
-        ("text", ["x", "--decoding", "sdj"], ""),
         ("text", ["x", "--top-p", "2"], "top_p is 2.0: give a probability"),
         ("text", ["x", "--temperature", "0"], "temperature is 0.0"),
         ("text", ["x", "--temperature", "1e30"], "temperature is 1e+30"),
@@ -53,6 +53,24 @@ def unloaded(monkeypatch):
 def test_what_cannot_be_generated_is_refused_in_one_sentence(refused, models, kind, arguments, sentence):
     assert refused("generate", *arguments, "--model", models / kind).startswith(f"arimage: {sentence}")
     assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    "command", ["generate x", "bench", "eval generate --out run", "train lora --out run --data x"]
+)
+def test_a_misspelt_decoding_is_answered_with_those_that_the_model_runs(refused, command):
+    said = refused(*command.split(), "--decoding", "sdj:window=4", "--model", "emoji-arpg")
+    # It has no denoiser, for sjd2.
+    assert said == "arimage: unknown decoding 'sdj': try sjd, gsd, sjd++, which emoji-arpg runs"
+    assert not list(Path.cwd().iterdir())
+
+
+def test_the_decodings_of_a_model_are_known_without_its_weights(refused, models):
+    assert decodings_of(models / "text") == tiny_llamagen.text_pipeline().decoding_names
+    folders = packaged_folders()
+    assert decodings_of(folders["emoji-llamagen-dd"]) == ["few-step", "flow"]
+    # None of its own is like it.
+    assert "try next-scale, fastvar" in refused("generate", "x", "--decoding", "sdj", "--model", "emoji-var")
 
 
 @pytest.mark.every(3)
