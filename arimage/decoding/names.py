@@ -73,7 +73,7 @@ PRESETS = {
     "path-speculative": Preset("PathSpeculativeDecoding", {}, True, "",
         "a smaller model drafts continuous tokens with their denoising paths"),
     "flow": Preset("FlowDecoding", {}, True, "2412.17153",
-        "a distilled model guesses all tokens, and its teacher verifies them; without one the guesses are random"),
+        "a distilled model guesses all tokens, and its teacher verifies them"),
     "mar": Preset("MaskedDecoding", {}, True, "2406.11838",
         "sets of continuous tokens in a random order, each in one forward pass"),
     "mar-disa": Preset("MaskedDecoding", {"diffusion_steps": (50, 5)}, False, "2505.20297",
