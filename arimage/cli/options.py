@@ -117,6 +117,7 @@ def check_orders(orders: list[str] | None) -> list[str] | None:
 
 
 MODEL_HELP = "Name of an installed or published model, a folder, or a Hub id."
+ENCODER_HELP = "Model whose image tokenizer encodes: a name or a folder, or the folder of a trained tokenizer."
 # Read before the other options, in the order of the command line: a check of these may ask for the model.
 Model = Annotated[str, typer.Option(is_eager=True, callback=check_models, help=MODEL_HELP)]
 Loras = Annotated[
@@ -191,6 +192,17 @@ Temperature = Annotated[float | None, typer.Option(help="Sampling temperature, a
 TopK = Annotated[
     int | None, typer.Option(help="Sample from the k likeliest tokens; 0 disables it. Default: the checkpoint's.")
 ]
+NegativePrompt = Annotated[str | None, typer.Option(help="What to avoid, for models that take a negative prompt.")]
+Pixels = Annotated[int | None, number("In pixels. Default: the model's.", most=2**14)]
+BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
+Decoding = Annotated[
+    str | None,
+    typer.Option(
+        callback=check_decodings,
+        help="Name of a decoding, with settings if needed: sjd-lazy:window=64. `arimage decodings` lists them. "
+        "Default: the one that the model comes with, with the model's own settings.",
+    ),
+]
 OrderOption = Annotated[
     Order | None,
     typer.Option(
@@ -224,6 +236,18 @@ DecoderGuidanceScale = Annotated[
     float | None,
     typer.Option(help="Guidance of a diffusion decoder that has one besides the tokens'. Default: the checkpoint's."),
 ]
+
+
+def output(help: str, *suffixes: str):
+    """An option for a file that is written, whose name ends in one of `suffixes`, or without these for a folder. It is
+    checked before the frameworks are imported."""
+
+    def check(option: typer.CallbackParam, path: Path | None) -> Path | None:
+        if path is not None:
+            check_output(option.opts[0], path, suffixes or None)
+        return path
+
+    return typer.Option(callback=check, help=help)
 
 
 def parse_lora(text: str) -> tuple[str, float]:
@@ -275,9 +299,9 @@ def check_output(option: str, path: Path, suffixes: tuple[str, ...] | None) -> N
     """Check that a file or folder can be written, without writing anything. Missing folders above it are fine.
 
     Args:
-        suffixes: what the file must end in, empty for any; None for a folder.
+        suffixes: what the file may end in; None for a folder.
     """
-    if suffixes and path.suffix.lower() not in suffixes:
+    if suffixes is not None and path.suffix.lower() not in suffixes:
         raise ValueError(f"{option} is {path}: end it in one of {', '.join(suffixes)}")
     if path.exists() and path.is_dir() != (suffixes is None):
         raise ValueError(f"{option} is {path}, which is a {'folder' if path.is_dir() else 'file'}: give another path")

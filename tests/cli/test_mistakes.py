@@ -38,6 +38,7 @@ def unloaded(monkeypatch):
         ("text", ["x", "--guidance-scale", "1e308"], "guidance_scale is 1e+308"),
         ("text", ["x", "--guidance-scale", "nan"], "guidance_scale is nan"),
         ("text", ["x", "-n", "0"], "--per-prompt is 0"),
+        ("text", ["x", "--height", "0"], "--height is 0"),
         ("text", ["--class-label", "3"], ""),
         ("text", ["x", "--task", "canny_pred"], ""),
         ("text", ["x", "--decoder-guidance-scale", "2"], ""),
@@ -91,6 +92,28 @@ def test_bad_options_are_refused_before_the_model_is_loaded_or_a_file_written(re
         request.getfixturevalue("unloaded")
     assert option in refused("generate", "x", option, value)
     assert sorted(path.name for path in Path.cwd().rglob("*")) == ["file", "folder.png", "folder.webp"]
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("eval generate --classes 2", "folder"),
+        ("eval report run --baseline run", "folder"),
+        ("eval export run --format geneval", "folder"),
+        ("bench", "folder"),
+        ("reproduce var-d16-256", "folder"),
+        ("train model --tokens run --recipe first.toml", "folder"),
+        ("eval score run --metrics kid", ".json"),
+        ("eval tokenizer run", ".json"),
+        ("eval make-stats run", ".npz"),
+        ("eval export run --format adm-npz", ".npz"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_any_work(refused, command, kind):
+    Path("file").write_text("kept")
+    reason = ", which is a file: give another path" if kind == "folder" else f": end it in one of {kind}"
+    assert refused(*command.split(), "--out", "file") == f"arimage: --out is file{reason}"
+    assert Path("file").read_text() == "kept"
 
 
 def test_servers_are_refused_ports_out_of_range_and_visitors_without_a_password(refused):
