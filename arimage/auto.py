@@ -75,6 +75,16 @@ def class_names(folder: Path) -> list[str] | None:
     return [labels[str(i)] for i in range(len(labels))] if labels is not None else None
 
 
+def decodings_of(folder: Path) -> list[str]:
+    """The names of the decodings that the model in a folder runs, by its class and components. Loads no weights, and
+    so does not know what a setting of a component rules out."""
+    from .decoding import decoding_names
+
+    index = read_object(folder / INDEX)
+    parts = [name for name, entry in index.items() if isinstance(entry, list) and any(entry)]
+    return decoding_names(_pipeline_class(folder / INDEX).traits_with(parts))
+
+
 class AutoPipeline:
     """Loads the pipeline of any checkpoint; it has no instances."""
 
@@ -104,8 +114,7 @@ class AutoPipeline:
             from .published.fetch import load_published
 
             folder = find_model(str(load_published(name, **hub)))
-        class_name = _class_name(_download_index(name, hub) if folder is None else folder / INDEX)
-        pipeline = getattr(import_module(f".{PIPELINES[class_name]}", __package__), class_name)
+        pipeline = _pipeline_class(_download_index(name, hub) if folder is None else folder / INDEX)
         return pipeline.from_pretrained(name if folder is None else folder, **kwargs)
 
 
@@ -135,6 +144,11 @@ def _remedy(config: Path | None) -> str:
         return f"convert its folder with `{first.command}{alternatives}`, and give the folder that it writes"
     holds = "" if model_type is None else f"it holds a model of type {model_type!r}; "
     return f"{holds}give a folder written by save_pretrained, or a name that `arimage models` lists"
+
+
+def _pipeline_class(index: Path) -> "type[ARPipeline]":
+    class_name = _class_name(index)
+    return getattr(import_module(f".{PIPELINES[class_name]}", __package__), class_name)
 
 
 def _class_name(index: Path) -> str:

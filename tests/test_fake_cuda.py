@@ -384,7 +384,7 @@ def all_settings(model):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in FIRST and name != "flow" else pytest.param(name, marks=pytest.mark.slow)
+        name if name in FIRST else pytest.param(name, marks=pytest.mark.slow)
         for name in [*FOR_TOKENS, "groups", *FOR_SCALES]
     ],
 )
@@ -407,6 +407,7 @@ VARIANTS = [
     "pjd:context=1,refresh=independent",
     "line-cache:lines=2",
     "eagle:tree=static",
+    "flow:guesses=random",
     "next-scale:more_smooth=true",
     "next-scale:pruned=0.5+,stop_after=3,guided_scales=2",
     "code:drafter_scales=1",

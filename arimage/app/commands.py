@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..cli.options import CompileSteps, Device, Dtype, Eager, Loras, NoMetadata, check_models, number, panels, steps_of
+from ..cli.options import (
+    BatchSize,
+    CompileSteps,
+    Device,
+    Dtype,
+    Eager,
+    Loras,
+    NoMetadata,
+    check_models,
+    number,
+    panels,
+    steps_of,
+)
 from .config import read_config
 
 
@@ -27,7 +39,6 @@ ServedLoras = Annotated[
     ),
 ]
 Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
-BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
 Queue = Annotated[int, typer.Option(help="Requests that may wait. Clients share the places.")]
 MaxPixels = Annotated[
     int | None, typer.Option(help="Width times height of the largest image. Default: all sizes of the models.")
@@ -208,6 +219,7 @@ def open_app(
     dtype: Dtype = "auto",
     compile_steps: CompileSteps = False,
     eager: Eager = False,
+    no_metadata: NoMetadata = False,
 ) -> None:
     """Open the demo: watch images while they are decoded, let decodings race, edit images."""
     steps = steps_of(compile_steps, eager)
@@ -220,7 +232,7 @@ def open_app(
     from .engine.types import Limits
 
     password = check_password(host, auth)
-    limits = Limits(batch=batch_size, queue=queue, output_pixels=max_pixels)
+    limits = Limits(metadata=not no_metadata, batch=batch_size, queue=queue, output_pixels=max_pixels)
     open_demo(model, host, port, password, root_path, limits, device=device, dtype=dtype, lora=lora, steps=steps)
 
 

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +14,6 @@ from ..media.texts import as_words
 from ..pipelines.saving.saved_folder import stored_elsewhere
 from ..pipelines.text.known import load_known
 from ..published.registry import PUBLISHED, size_text
-
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def models(
@@ -34,13 +30,13 @@ def models(
     if search is not None:
         raise ValueError("--search looks among what a model knows: name the model, as in `arimage models icons-arpg`")
 
-    table = _table("pixels", "parameters", "download", "disk", "from", "licence")
+    rows = []
     for name, folder in packaged_folders().items():
         parameters, size = _weights_of(folder)
         known = f"{parameters / 1e6:,.1f} M", "", size_text(size)
-        table.add_row(name, "", *known, "installed", "Apache-2.0, see its README.md")
+        rows.append((name, "", *known, "installed", "Apache-2.0, see its README.md"))
     for entry in PUBLISHED:
-        table.add_row(
+        row = (
             entry.name,
             str(entry.image_size),
             f"{entry.parameters / 1e6:,.0f} M",
@@ -49,7 +45,8 @@ def models(
             ", ".join(dict.fromkeys(files.repository for files in entry.files.values())),
             entry.licence + (f", and {entry.requested.note}" if entry.requested else ""),
         )
-    _print(table)
+        rows.append(row)
+    _print(("name", "pixels", "parameters", "download", "disk", "from", "licence"), rows)
 
 
 def _weights_of(folder: Path) -> tuple[int, int]:
@@ -68,19 +65,23 @@ def _weights_of(folder: Path) -> tuple[int, int]:
     return parameters, size
 
 
-def _table(*columns: str, **options) -> "Table":
-    """A table of things that have a name, which is never cut or wrapped."""
+def _print(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+    """Print a table: in a terminal without the last columns for which it is too narrow, in a pipe as a line per row,
+    with tabs between the cells."""
+    if not sys.stdout.isatty():
+        for row in (columns, *rows):
+            typer.echo("\t".join(row))
+        return
+    from rich.console import Console
     from rich.table import Column, Table
 
-    return Table(Column("name", no_wrap=True), *(Column(one, overflow="fold") for one in columns), **options)
-
-
-def _print(table: "Table") -> None:
-    """Print a table, in a terminal without the last columns for which it is too narrow."""
-    from rich.console import Console
-
-    # In a pipe nothing is wrapped.
-    console = Console(width=None if sys.stdout.isatty() else 240)
+    # Names are never cut or wrapped.
+    name, *others = columns
+    head = Column(name, no_wrap=True), *(Column(one, overflow="fold") for one in others)
+    table = Table(*head, caption=caption, caption_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
     while len(table.columns) > 1 and table.__rich_measure__(console, console.options).minimum > console.width:
         table.columns.pop()
     console.print(table)
@@ -139,12 +140,12 @@ def _setting_text(value) -> str:
 
 def decodings() -> None:
     """List the decodings that have a name, with their settings."""
-    caption = "A model may come with a decoding and other settings for it: on that model the name means those."
-    table = _table("exact", "what it does", "settings", "paper", caption=caption, caption_justify="left")
+    rows = []
     for name, preset in PRESETS.items():
         settings = [
             f"{key}={_setting_text(value)}" for key, value in {**defaults_of(preset.method), **preset.settings}.items()
         ]
         paper = f"arXiv {preset.paper}" if preset.paper else ""
-        table.add_row(name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper)
-    _print(table)
+        rows.append((name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper))
+    caption = "A model may come with a decoding and other settings for it: on that model the name means those."
+    _print(("name", "exact", "what it does", "settings", "paper"), rows, caption)

@@ -28,21 +28,23 @@ from .options import (
     ClassLabels,
     CompileSteps,
     DecoderGuidanceScale,
+    Decoding,
     Device,
     Dtype,
     Eager,
     GuidanceScale,
     Loras,
     MinP,
+    NegativePrompt,
     NoMetadata,
     NumInferenceSteps,
     OrderOption,
+    Pixels,
     Seed,
     Temperature,
     TopK,
     TopP,
     check_classes,
-    check_decodings,
     check_output,
     check_prompts,
     class_labels_of,
@@ -134,14 +136,7 @@ def generate(
     class_label: ClassLabels = None,
     source: From = None,
     model: Model = DEFAULT_MODEL,
-    decoding: Annotated[
-        str | None,
-        typer.Option(
-            callback=check_decodings,
-            help="Name of a decoding, with settings if needed: sjd-lazy:window=64. `arimage decodings` lists them. "
-            "Default: the one that the model comes with, with the model's own settings.",
-        ),
-    ] = None,
+    decoding: Decoding = None,
     image: Annotated[
         list[Path] | None,
         typer.Option(
@@ -165,11 +160,11 @@ def generate(
     num_frames: Annotated[
         int | None, typer.Option(help="Frames of a video, given ones included. Default: the model's.")
     ] = None,
-    height: Annotated[int | None, typer.Option(help="Height in pixels. Default: the model's.")] = None,
-    width: Annotated[int | None, typer.Option(help="Width in pixels. Default: the model's.")] = None,
+    height: Pixels = None,
+    width: Pixels = None,
     num_inference_steps: NumInferenceSteps = None,
     decoder_guidance_scale: DecoderGuidanceScale = None,
-    negative_prompt: Annotated[str | None, typer.Option(help="What to avoid, for models that take it.")] = None,
+    negative_prompt: NegativePrompt = None,
     task: Annotated[
         str | None, typer.Option(help='What a model with several tasks does with --image, as in "canny_pred".')
     ] = None,

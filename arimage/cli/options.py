@@ -15,8 +15,8 @@ from typing import Annotated, Literal, TypeVar, get_args
 
 import typer
 
-from ..auto import INDEX, AutoPipeline, find_model
-from ..decoding.names import Order, check_text
+from ..auto import INDEX, AutoPipeline, decodings_of, find_model
+from ..decoding.names import PRESETS, Order, check_text, nearest_names, parse_decoding
 from ..media.texts import lines_of, read_text
 from ..settings.installed import installed_packages
 from ..settings.schema import check_encodable, read_object
@@ -62,9 +62,18 @@ def check_models(models: str | list[str] | None) -> str | list[str] | None:
     return models
 
 
-def check_decodings(texts: str | list[str] | None) -> str | list[str] | None:
-    """The value of an option --decoding, after a check of its names, before the frameworks are imported."""
+def check_decodings(context: typer.Context, texts: str | list[str] | None) -> str | list[str] | None:
+    """The value of an option --decoding, after a check of its names, before the frameworks are imported. A misspelt
+    one is answered with the nearest names that the model of --model runs, which its class has to tell."""
     for text in [texts] if isinstance(texts, str) else texts or []:
+        name, _ = parse_decoding(text)
+        model = context.params.get("model")
+        folder = find_model(model) if model and name not in PRESETS and nearest_names(name) else None
+        if folder is not None:
+            with few_imports() if _needs_few(model) else nullcontext():
+                runs = decodings_of(folder)
+            near = ", ".join(nearest_names(name, runs) or runs)
+            raise ValueError(f"unknown decoding {name[:80]!r}: try {near}, which {model} runs")
         check_text(text)
     return texts
 
@@ -108,7 +117,9 @@ def check_orders(orders: list[str] | None) -> list[str] | None:
 
 
 MODEL_HELP = "Name of an installed or published model, a folder, or a Hub id."
-Model = Annotated[str, typer.Option(callback=check_models, help=MODEL_HELP)]
+ENCODER_HELP = "Model whose image tokenizer encodes: a name or a folder, or the folder of a trained tokenizer."
+# Read before the other options, in the order of the command line: a check of these may ask for the model.
+Model = Annotated[str, typer.Option(is_eager=True, callback=check_models, help=MODEL_HELP)]
 Loras = Annotated[
     list[str] | None,
     typer.Option(
@@ -181,6 +192,17 @@ Temperature = Annotated[float | None, typer.Option(help="Sampling temperature, a
 TopK = Annotated[
     int | None, typer.Option(help="Sample from the k likeliest tokens; 0 disables it. Default: the checkpoint's.")
 ]
+NegativePrompt = Annotated[str | None, typer.Option(help="What to avoid, for models that take a negative prompt.")]
+Pixels = Annotated[int | None, number("In pixels. Default: the model's.", most=2**14)]
+BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
+Decoding = Annotated[
+    str | None,
+    typer.Option(
+        callback=check_decodings,
+        help="Name of a decoding, with settings if needed: sjd-lazy:window=64. `arimage decodings` lists them. "
+        "Default: the one that the model comes with, with the model's own settings.",
+    ),
+]
 OrderOption = Annotated[
     Order | None,
     typer.Option(
@@ -214,6 +236,18 @@ DecoderGuidanceScale = Annotated[
     float | None,
     typer.Option(help="Guidance of a diffusion decoder that has one besides the tokens'. Default: the checkpoint's."),
 ]
+
+
+def output(help: str, *suffixes: str):
+    """An option for a file that is written, whose name ends in one of `suffixes`, or without these for a folder. It is
+    checked before the frameworks are imported."""
+
+    def check(option: typer.CallbackParam, path: Path | None) -> Path | None:
+        if path is not None:
+            check_output(option.opts[0], path, suffixes or None)
+        return path
+
+    return typer.Option(callback=check, help=help)
 
 
 def parse_lora(text: str) -> tuple[str, float]:
@@ -265,9 +299,9 @@ def check_output(option: str, path: Path, suffixes: tuple[str, ...] | None) -> N
     """Check that a file or folder can be written, without writing anything. Missing folders above it are fine.
 
     Args:
-        suffixes: what the file must end in, empty for any; None for a folder.
+        suffixes: what the file may end in; None for a folder.
     """
-    if suffixes and path.suffix.lower() not in suffixes:
+    if suffixes is not None and path.suffix.lower() not in suffixes:
         raise ValueError(f"{option} is {path}: end it in one of {', '.join(suffixes)}")
     if path.exists() and path.is_dir() != (suffixes is None):
         raise ValueError(f"{option} is {path}, which is a {'folder' if path.is_dir() else 'file'}: give another path")

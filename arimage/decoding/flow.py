@@ -3,6 +3,7 @@ of them."""
 
 import itertools
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 
@@ -13,11 +14,14 @@ from .contract.models import TokenModel, VectorModel
 from .contract.noise import Purpose, normals, uniforms
 from .contract.settings import check_settings
 from .contract.state import CursorState
-from .contract.supports import DecodingMethod, missing, traits_of
+from .contract.supports import DecodingMethod, Needs, missing, traits_of
 from .few_step import FewStepDecoding
 from .jacobi.window import decided_end, start_distribution
 
 
+Guesses = Literal["student", "random"]
+# What the flow needs from the model that verifies.
+TEACHER: Needs = {"tokens": ("single tokens", "codebook")}
 # The flow stops at this time (its end is 1): later steps would have to be ever smaller, and most noise has reached one
 # token.
 END = 0.9
@@ -107,22 +111,26 @@ class FlowDecoding(DecodingMethod):
 
     Exact up to the numerical integration of the flow: with 12 steps, the probabilities given the noise differ from
     those with 48 steps by a total variation of 0.0001 where all 1,024 tokens of a small LlamaGen are equally probable.
-    It also runs on a teacher alone; the first guesses are then random. The forward passes of the student are counted
-    as `student_passes`, not as `forward_passes`.
+    The forward passes of the student are counted as `student_passes`, not as `forward_passes`.
 
     Attributes:
         window: guesses per step, >= 1.
         starts: the levels from which the forward passes of the student generate, see `FewStepDecoding`.
+        guesses: what guesses first: the "student", or for a teacher alone "random" numbers.
     """
 
     window: int = 32
     starts: tuple[int, ...] = (0,)
+    guesses: Guesses = "student"
 
     exact = True
-    needs = {"tokens": ("single tokens", "codebook"), "vectors": ("token teacher",)}
+
+    @property
+    def needs(self) -> Needs:
+        return {"vectors": ("token teacher",)} if self.guesses == "student" else TEACHER
 
     def __post_init__(self):
-        check_settings(self, {"window": 1})
+        check_settings(self, {"window": 1}, {"guesses": get_args(Guesses)})
         object.__setattr__(self, "starts", self._student.starts)
 
     @property
@@ -134,7 +142,7 @@ class FlowDecoding(DecodingMethod):
             return None
         teacher = _teacher(model)
         assert teacher is not None
-        return missing(self.needs, traits_of(teacher)) or self._student.supports(model)
+        return missing(TEACHER, traits_of(teacher)) or self._student.supports(model)
 
     def positions(self, layout: Layout) -> int | None:
         return self.window

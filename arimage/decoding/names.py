@@ -2,6 +2,7 @@
 check them without importing torch."""
 
 import ast
+from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -72,7 +73,7 @@ PRESETS = {
     "path-speculative": Preset("PathSpeculativeDecoding", {}, True, "",
         "a smaller model drafts continuous tokens with their denoising paths"),
     "flow": Preset("FlowDecoding", {}, True, "2412.17153",
-        "a distilled model guesses all tokens, and its teacher verifies them; without one the guesses are random"),
+        "a distilled model guesses all tokens, and its teacher verifies them"),
     "mar": Preset("MaskedDecoding", {}, True, "2406.11838",
         "sets of continuous tokens in a random order, each in one forward pass"),
     "mar-disa": Preset("MaskedDecoding", {"diffusion_steps": (50, 5)}, False, "2505.20297",
@@ -96,10 +97,15 @@ ACCEPTANCES = ("ExactAcceptance", "GroupAcceptance", "NeighbourAcceptance")
 PARTS = {"acceptance": ACCEPTANCES, "sampler": ("HaltonDecoding", "ConfidenceDecoding")}
 
 
+def nearest_names(name: str, names: Iterable[str] = PRESETS) -> list[str]:
+    """Those of the names of decodings that are like a wrong one."""
+    return get_close_matches(name, list(names), n=4, cutoff=0.5)
+
+
 def check_name(name: str) -> None:
     """Raise a `ValueError` if no decoding has this name."""
     if name not in PRESETS:
-        nearest = get_close_matches(name, PRESETS, n=4, cutoff=0.5)
+        nearest = nearest_names(name)
         remedy = f"the nearest are {', '.join(nearest)}, and " if nearest else ""
         raise ValueError(f"unknown decoding {name[:80]!r}: {remedy}`arimage decodings` lists all")
 

@@ -11,9 +11,11 @@ import typer
 
 from ..cli.options import (
     DEFAULT_MODEL,
+    BatchSize,
     ClassLabels,
     CompileSteps,
     DecoderGuidanceScale,
+    Decoding,
     Device,
     Dtype,
     Eager,
@@ -21,9 +23,11 @@ from ..cli.options import (
     Loras,
     MinP,
     Model,
+    NegativePrompt,
     NumInferenceSteps,
     OrderOption,
     Orders,
+    Pixels,
     Seed,
     Temperature,
     TopK,
@@ -36,6 +40,7 @@ from ..cli.options import (
     class_labels_of,
     load_pipeline,
     number,
+    output,
     panels,
     sampling_options,
     steps_of,
@@ -44,17 +49,15 @@ from ..cli.options import (
 from ..settings.schema import LARGEST
 from .options import (
     PER_PROMPT,
-    BatchSize,
     Classes,
     DryRun,
     InceptionWeights,
-    NegativePrompt,
     PerClass,
     PerPrompt,
-    Pixels,
     Prompts,
     Ref,
     check_extra,
+    names_in,
     networks,
 )
 from .score_commands import make_stats, score, score_tokenizer
@@ -74,16 +77,13 @@ eval_app = typer.Typer(
     run="out batch_size engine workers dry_run",
 )
 def generate(
-    out: Annotated[Path, typer.Option(help="Output folder. An interrupted run in it is resumed.")],
+    out: Annotated[Path, output("Output folder. An interrupted run in it is resumed.")],
     prompts: Prompts = None,
     per_prompt: PerPrompt = 1,
     classes: Classes = None,
     per_class: PerClass = 1,
     model: Model = DEFAULT_MODEL,
-    decoding: Annotated[
-        str | None,
-        typer.Option(callback=check_decodings, help="As in `arimage generate`. Default: the model's."),
-    ] = None,
+    decoding: Decoding = None,
     seed: Seed = 0,
     batch_size: BatchSize = 16,
     guidance_scale: GuidanceScale = None,
@@ -195,6 +195,8 @@ def export(
     ] = None,
 ) -> None:
     """Write the images of a run in the file layout of another scorer."""
+    check_output("--out", out, (".npz",) if format == "adm-npz" else None)
+
     from .runs.export import export as export_run
 
     export_run(run, format, out, size)
@@ -212,7 +214,7 @@ def reproduce(
         str | None, typer.Argument(help="Name of a model with a published figure. Default: list them all.")
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="Which figure, for models with several.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder. An interrupted run in it is resumed.")] = None,
+    out: Annotated[Path | None, output("Output folder. An interrupted run in it is resumed.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print images, settings, passes and hours only.")] = False,
     images: Annotated[
         int | None,
@@ -278,7 +280,9 @@ def reproduce(
         seed=seed,
         device=device,
     )
-    typer.echo(text)
+    # Of several processes one has the report.
+    if text:
+        typer.echo(text)
     if outside:
         raise typer.Exit(3)
 
@@ -287,7 +291,7 @@ def reproduce(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished `arimage eval generate`, one per decoding.")],
     baseline: Annotated[str, typer.Option(help="Name of the folder of the run to compare with.")],
-    out: Annotated[Path, typer.Option(help="Output folder for report.json, report.md and report.png.")],
+    out: Annotated[Path, output("Output folder for report.json, report.md and report.png.")],
 ) -> None:
     """Compare quality and cost of runs that differ only in their decoding."""
     check_extra("matplotlib", "scipy")
@@ -300,7 +304,7 @@ def report(
 # `arimage bench`.
 @panels(
     images="prompt prompts class_label per_prompt seed height width",
-    sampling="guidance_scale temperature top_k top_p min_p num_inference_steps negative_prompt",
+    sampling="guidance_scale temperature top_k top_p min_p num_inference_steps decoder_guidance_scale negative_prompt",
     decoding="decoding order",
     measurement="batch_size metrics ref dry_run",
     output="out against",
@@ -342,23 +346,24 @@ def bench(
     top_p: TopP = None,
     min_p: MinP = None,
     num_inference_steps: NumInferenceSteps = None,
+    decoder_guidance_scale: DecoderGuidanceScale = None,
     negative_prompt: NegativePrompt = None,
     batch_size: BatchSize = 1,
     metrics: Annotated[
         str | None,
         typer.Option(
             help="Comma-separated: deviation (from the model's distribution) and those of `arimage eval score`, whose "
-            "networks are those of ARIMAGE_INCEPTION_WEIGHTS, ARIMAGE_I3D_WEIGHTS, ARIMAGE_CLIP and ARIMAGE_DINOV2. "
-            "Default: those of installed --prompts, none with other --prompts, else deviation."
+            "networks are those of ARIMAGE_INCEPTION_WEIGHTS, ARIMAGE_I3D_WEIGHTS, ARIMAGE_CLIP and ARIMAGE_DINOV2; "
+            '"" for none. Default: those of installed --prompts, none with other --prompts, else deviation.'
         ),
     ] = None,
     ref: Ref = None,
     dry_run: DryRun = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Output folder for the images and the report; needs arimage[eval]. What an interrupted command "
-            "generated in it is kept."
+        output(
+            "Output folder for the images and the report; needs arimage[eval]. What an interrupted command generated "
+            "in it is kept."
         ),
     ] = None,
     against: Annotated[
@@ -376,7 +381,6 @@ def bench(
     if sum(map(bool, (prompt, prompts, class_label))) > 1:
         raise ValueError("--prompt, --prompts and --class-label exclude each other: give one of them")
     if out is not None:
-        check_output("--out", out, None)
         check_extra("matplotlib")
 
     from ..pipelines.text.known import examples_of
@@ -395,7 +399,7 @@ def bench(
     if metrics is None:
         names = prompt_metrics(prompts) if prompts else ["deviation"]
     else:
-        names = [name.strip() for name in metrics.split(",") if name.strip()]
+        names = names_in(metrics) if metrics else []
     scores = [name for name in names if name != "deviation"]
     if scores:
         check_extra("scipy")
@@ -410,7 +414,8 @@ def bench(
         typer.echo(f"{model}: not compared with the model's distribution, since {reason}", err=True)
     texts = [] if class_label else prompt or examples_of(pipe.known_captions)[:1]
     rows, source = given or typed_rows(pipe, texts, class_labels_of(class_label), per_prompt, batch_size, seed)
-    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, num_inference_steps)
+    decoder = num_inference_steps, decoder_guidance_scale
+    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder)
     configs, left_out = configure_runs(
         pipe,
         rows,

@@ -12,9 +12,9 @@ from .job import Job
 from .metrics.clip_score import PUBLISHED as CLIP
 from .metrics.clip_score import PUBLISHED_336 as CLIP_336
 from .metrics.dinov2 import PUBLISHED as DINOV2
-from .metrics.features import WeightsFile, fetch, file_sha256
+from .metrics.features import Resize, WeightsFile, fetch, file_sha256
 from .metrics.i3d import I3D_WEIGHTS
-from .metrics.inception import INCEPTION_WEIGHTS
+from .metrics.inception import INCEPTION_WEIGHTS, InceptionExtractor
 
 
 def with_networks(job: Job, metrics: list[str]) -> Job:
@@ -34,6 +34,13 @@ def with_networks(job: Job, metrics: list[str]) -> Job:
     if job.dinov2 is None and "fd-dinov2" in metrics:
         found["dinov2"] = fetch_repository(DINOV2)
     return replace(job, **found)
+
+
+def load_inception(weights: Path | None, resize: Resize, download: bool, device: str) -> InceptionExtractor:
+    """The network of `weights`; with `download` by default the published one."""
+    if weights is None and download:
+        weights = fetch_file(INCEPTION_WEIGHTS[resize])
+    return InceptionExtractor(weights, resize, device)
 
 
 def fetch_file(file: WeightsFile) -> Path:

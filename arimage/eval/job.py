@@ -254,6 +254,7 @@ def make_statistics(
     images = read_images(path, skip_damaged=skip_damaged)
     features = extract_reference(images, extractor, batch_size=batch_size, read=read)
     warn_of_few("fid", features.shape[1], len(features))
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_statistics(out, features, extractor.space)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..cli.options import number
+from ..cli.options import number, output
 from ..settings.schema import LARGEST
 
 
@@ -31,17 +31,12 @@ PER_PROMPT = ("--per-prompt", "-n")
 PerPrompt = Annotated[int, number("Images per prompt or class.", most=LARGEST, names=PER_PROMPT)]
 Classes = Annotated[int | None, number("Generate the classes 0 to N - 1 instead of prompts.", most=LARGEST)]
 PerClass = Annotated[int, number("Images per class.", most=LARGEST)]
-BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
-Pixels = Annotated[int | None, number("In pixels. Default: the model's.", most=2**14)]
 Ref = Annotated[
     Path | None,
     typer.Option(
         help="A folder of images, a .npz of statistics (mu, sigma), or a .npz (arr_0) or .npy of images. For "
         "fvd, a folder of videos or another run."
     ),
-]
-NegativePrompt = Annotated[
-    str | None, typer.Option(help="What to avoid in all images, for models that take a negative prompt.")
 ]
 InceptionWeights = Annotated[
     Path | None,
@@ -94,9 +89,10 @@ HeldOut = Annotated[
 ]
 Sheet = Annotated[
     Path | None,
-    typer.Option(
-        help="For nearest: a .png file to write, of the first twelve prompts, with the nearest training example under "
-        "each image."
+    output(
+        "For nearest: a .png file to write, of the first twelve prompts, with the nearest training example under each "
+        "image.",
+        ".png",
     ),
 ]
 ScoredBatchSize = Annotated[int, number("Images, or frames of videos, per call of the networks.", most=10**4)]
@@ -144,7 +140,9 @@ def check_extra(*packages: str, extra: str = "eval") -> None:
             raise ValueError(f"this command needs {name}: pip install 'arimage[{extra}]'")
 
 
-def check_out(option: str, out: Path, suffix: str) -> None:
-    """Refuse a file that cannot be written, before any work."""
-    if out.suffix != suffix or out.is_dir() or not out.parent.is_dir():
-        raise ValueError(f"{option} is {out}: name a {suffix} file in a folder that exists")
+def names_in(metrics: str) -> list[str]:
+    """The names in the value of an option --metrics."""
+    names = [name.strip() for name in metrics.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"--metrics is {metrics!r}: name one, or several separated by commas")
+    return names

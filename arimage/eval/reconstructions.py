@@ -11,25 +11,17 @@ from ..pipelines.base import ARImagePipeline
 from ..training.losses import condition_of
 from ..training.tokens.views import centre_crop
 from .bench.measure import quiet
-from .download import fetch_file
+from .download import load_inception
 from .figures import FEWEST_IMAGES
 from .job import entry, warn_of_few
 from .metrics.features import Resize, image_batches
 from .metrics.frechet import FrechetDistance, Gaussian
-from .metrics.inception import INCEPTION_WEIGHTS, InceptionExtractor
 from .metrics.pairs import Lpips, psnr, ssim
 from .metrics.reference import read_images
 from .metrics.standard_errors import Estimate, mean_estimate
 
 
 METRICS = ("psnr", "ssim", "lpips", "rfid")
-
-
-def load_inception(weights: Path | None, resize: Resize, download: bool, device: str) -> InceptionExtractor:
-    """The network of `weights`; with `download` by default the published one."""
-    if weights is None and download:
-        weights = fetch_file(INCEPTION_WEIGHTS[resize])
-    return InceptionExtractor(weights, resize, device)
 
 
 def check_reconstructs(pipe: ARImagePipeline, model: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ..decoding import decoding_from_dict, decoding_to_text
 from ..media.texts import parse_json
 from ..settings.schema import read_whole
-from .metrics.standard_errors import Z, paired_difference
+from .metrics.standard_errors import Z, paired_difference, paired_ratio, standard_error
 from .runs.files import check_fields, sampling_text, write_json, write_whole
 from .runs.run_folder import DEVIATION, NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished
 from .score import check_comparable, estimate_text, figure_text, images_text, read_metrics
@@ -61,16 +61,21 @@ def make_report(runs: list[Path], baseline: str) -> dict:
     for name, (others, _) in finished.items():
         _check_equal(baseline, name, [("manifest", manifest_digest(images), manifest_digest(others))])
     calls = {name: _timed_calls(rows, call_size(configs[name])) for name, rows in results.items()}
-    rows = []
+    rows, prompts = [], prompts_of(images)
     for name, run in named.items():
         shared = calls[name].keys() & calls[baseline].keys()
         seconds = [sum(calls[one][batch] for batch in shared) for one in (baseline, name)]
-        cost = {**_cost(results[name], calls[name]), "speedup": seconds[0] / seconds[1] if shared else None}
+        passes = [np.array([row["passes"] for row in results[one]]) for one in (name, baseline)]
+        cost = {
+            **_cost(results[name], calls[name], prompts),
+            "passes_ratio": dataclasses.asdict(paired_ratio(*passes, prompts)),
+            "speedup": seconds[0] / seconds[1] if shared else None,
+        }
         paired = {}
         for metric in metrics[name] if name != baseline else ():
             values, others = (_scores(folder, metric, len(results[name])) for folder in (run, named[baseline]))
             if values is not None and others is not None:
-                paired[metric] = dataclasses.asdict(paired_difference(values, others, prompts_of(images)))
+                paired[metric] = dataclasses.asdict(paired_difference(values, others, prompts))
         config = configs[name]
         rows.append(
             {
@@ -105,10 +110,10 @@ def _timed_calls(results: list[dict], images: int) -> dict[int, float]:
     return {row["batch"]: row["seconds"] for row in results if row["warm"] and row["batch_size"] == images}
 
 
-def _cost(results: list[dict], calls: dict[int, float]) -> dict:
-    """Forward passes and tokens per pass of an image; forward passes, sequential calls of a denoising head, and least,
-    median and most seconds per call; images per second of one process; peak memory in MiB. None where nothing was
-    measured."""
+def _cost(results: list[dict], calls: dict[int, float], prompts: list[str] | None) -> dict:
+    """Forward passes of an image, their standard error over other prompts, and tokens per pass; forward passes,
+    sequential calls of a denoising head, and least, median and most seconds per call; images per second of one
+    process; peak memory in MiB. None where nothing was measured."""
     passes = np.array([row["passes"] for row in results])
     tokens = np.array([row["tokens_per_pass"] for row in results]) * passes
     seconds = list(calls.values())
@@ -116,6 +121,7 @@ def _cost(results: list[dict], calls: dict[int, float]) -> dict:
     whole = list({row["batch"]: row for row in results}.values())
     return {
         "passes": float(passes.mean()),
+        "passes_error": standard_error(passes, prompts),
         "tokens_per_pass": float(tokens.sum() / passes.sum()),
         "call_passes": statistics.mean(row["batch_passes"] for row in whole),
         "head_calls": statistics.mean(row["head_calls"] for row in whole) if "head_calls" in whole[0] else None,
@@ -156,7 +162,7 @@ def to_markdown(report: dict) -> str:
     # On a CPU all are eager, unless they are compiled.
     replayed = any(row["steps"] != "eager" for row in rows)
     fed = any(row["tokens_fed"] for row in rows)
-    head = ["decoding", "exact?", "passes per image", "passes per call", "tokens per pass"]
+    head = ["decoding", "exact?", "passes per image", "passes ratio", "passes per call", "tokens per pass"]
     head += [*(["tokens fed per pass"] if fed else []), "seconds per call", "images/s", "speed-up", "peak MiB"]
     lines = markdown_table(
         [*head, *(["steps"] if replayed else []), *(f"{name} {_arrow(name)}" for name in metrics)],
@@ -183,15 +189,17 @@ def to_markdown(report: dict) -> str:
         for key, text in (("height", "height"), ("width", "width"), ("negative_prompt", "negative prompt"))
         if settings.get(key) is not None
     ]
-    errors = " ± is a standard error, brackets after scores are 95 % intervals, both over other prompts."
+    errors = " ± is a standard error" + ", brackets after scores are 95 % intervals, both" * bool(metrics)
+    errors = f"{errors} over other prompts." if metrics or any(row["cost"]["passes_error"] for row in rows) else ""
     adapters = f" with {' and '.join(settings['lora'])}" if settings.get("lora") else ""
     lines += [
         "",
         f"{settings['model']}{adapters}, {settings['images']} images per run, seed {settings['seed']}, "
         f"{', '.join(filter(None, [sampling_text(settings['sampling']), *optional]))}; "
         f"batch size {settings['batch_size']}, calls of {settings['call_size']}, {settings['dtype']}; "
-        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}. Seconds are medians with "
-        f"ranges in brackets, of one process, without one-time setup.{errors if metrics else ''}",
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}. The ratio is that of passes "
+        f"per image to those of {report['baseline']}. Seconds are medians with ranges in brackets, of one process, "
+        f"without one-time setup.{errors}",
     ]
     if any(row["cost"]["seconds"] is None for row in rows):
         lines.append("Seconds are missing where a run has fewer than two full calls: generate more images.")
@@ -215,7 +223,8 @@ def _cells(row: dict, fed: bool) -> list[str]:
     return [
         row["name"],
         exactness(row),
-        f"{cost['passes']:.1f}",
+        estimate_text(cost["passes"], cost["passes_error"], None) if cost["passes_error"] else f"{cost['passes']:.1f}",
+        estimate_text(**cost["passes_ratio"]),
         f"{cost['call_passes']:.1f}{heads}",
         f"{cost['tokens_per_pass']:.2f}",
         *([tokens_fed] if fed else []),

@@ -11,6 +11,7 @@ from .job import Job
 from .metrics.features import file_sha256
 from .protocol import PROMPT_FILES, Protocol, settings_text
 from .runs.export import export
+from .runs.files import write_whole
 from .runs.generate import generate_by_processes, join_processes, make_config
 from .runs.manifest import make_manifest
 from .runs.prompts import prompt_file, prompt_metrics, read_prompts
@@ -112,7 +113,7 @@ def reproduce(
     outside = scorer is None and verdict_of(row, decoding, len(rows), entries) == OUTSIDE
     if reference is not None and reference.is_file():
         text += f"\nReference: {reference.name}, sha256 {file_sha256(reference)}\n"
-    (out / "report.md").write_text(text, encoding="utf-8")
+    write_whole(out / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
     return text, outside
 
 

@@ -26,8 +26,8 @@ from .job import Job
 from .metrics.features import Space, image_batches
 from .metrics.i3d import FEWEST_FRAMES
 from .metrics.standard_errors import estimate_text
-from .runs.estimate import duration_text
 from .runs.files import check_fields, write_json
+from .runs.progress import duration_text
 
 
 METRICS_FILE = "metrics.json"

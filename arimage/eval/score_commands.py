@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ..cli.options import DEFAULT_MODEL, Device, Dtype, choose_device, load_pipeline, number, panels
+from ..cli.options import (
+    DEFAULT_MODEL,
+    ENCODER_HELP,
+    Device,
+    Dtype,
+    choose_device,
+    load_pipeline,
+    number,
+    output,
+    panels,
+)
 from .options import (
     Clip,
     Dinov2,
@@ -25,12 +35,13 @@ from .options import (
     SkipDamaged,
     Train,
     check_extra,
-    check_out,
+    names_in,
 )
 
 
+Images = Annotated[Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")]
 Out = Annotated[
-    Path | None, typer.Option(help="Also write the figures to this .json file, which is replaced if it exists.")
+    Path | None, output("Also write the figures to this .json file, which is replaced if it exists.", ".json")
 ]
 
 
@@ -81,7 +92,7 @@ def score(
     """Score the images of a run, and add the figures to RUN/metrics.json; or score any other images, and write nothing
     next to them."""
     check_extra("scipy")
-    names = [name.strip() for name in metrics.split(",")]
+    names = names_in(metrics)
 
     from .job import Job
     from .score import INCEPTION_METRICS, estimate_score
@@ -100,10 +111,6 @@ def score(
         raise ValueError("--dry-run downloads nothing: leave out one of the two")
     if "nearest" in names:
         check_extra("datasets", extra="train")
-    if sheet is not None:
-        check_out("--sheet", sheet, ".png")
-    if out is not None:
-        check_out("--out", out, ".json")
     job = Job(
         run,
         reference=ref,
@@ -129,10 +136,9 @@ def score(
 
 
 def make_stats(
-    images: Annotated[
-        Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")
-    ],
-    out: Annotated[Path, typer.Option(help="Output file, .npz, for --ref; it must not exist.")],
+    images: Images,
+    out: Annotated[Path, output("Output file, .npz, for --ref; it must not exist.", ".npz")],
+    download: Download = False,
     inception_weights: InceptionWeights = None,
     read: Read = "shown",
     resize: ResizeOption = "clean",
@@ -144,14 +150,13 @@ def make_stats(
 ) -> None:
     """Write mean and covariance of the Inception features of images, as files of pytorch-fid and clean-fid hold them:
     the reference of a FID."""
-    check_out("--out", out, ".npz")
     if out.exists():
         raise ValueError(f"--out {out} exists: name another file, or delete it")
 
+    from .download import load_inception
     from .job import make_statistics
-    from .metrics.inception import InceptionExtractor
 
-    extractor = InceptionExtractor(inception_weights, resize, choose_device(device))
+    extractor = load_inception(inception_weights, resize, download, choose_device(device))
     make_statistics(images, extractor, out, skip_damaged=skip_damaged, batch_size=batch_size, raw=read == "raw")
     typer.echo(out)
 
@@ -161,15 +166,8 @@ def make_stats(
     networks="download inception_weights resize batch_size",
 )
 def score_tokenizer(
-    images: Annotated[
-        Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")
-    ],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model whose image tokenizer encodes: a name or a folder, or the folder of a trained tokenizer."
-        ),
-    ] = DEFAULT_MODEL,
+    images: Images,
+    model: Annotated[str, typer.Option(help=ENCODER_HELP)] = DEFAULT_MODEL,
     metrics: Annotated[
         str,
         typer.Option(
@@ -187,10 +185,8 @@ def score_tokenizer(
 ) -> None:
     """Encode images to tokens, decode these, and compare the result with the images: how good an image tokenizer is.
     It says what is the best that a model of its tokens can do."""
-    names = [name.strip() for name in metrics.split(",")]
+    names = names_in(metrics)
     check_extra("scipy", *(["torchmetrics"] if {"ssim", "lpips"} & {*names} else []))
-    if out is not None:
-        check_out("--out", out, ".json")
 
     from ..training.tokens.encoders import load_encoder
     from .reconstructions import check_reconstructs
@@ -214,4 +210,5 @@ def _tell(found: dict[str, dict], out: Path | None) -> None:
         if weights != "published":
             typer.echo(f"{name}: weights {weights}", err=True)
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, found)

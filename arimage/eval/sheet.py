@@ -38,4 +38,5 @@ def write_sheet(path: Path, cells: list[tuple[str, np.ndarray, np.ndarray]]) -> 
         for row, pixels in enumerate(pictures):
             together = pixels.transpose(2, 0, 3, 1).reshape(side, -1, 3)
             sheet.paste(Image.fromarray(together), (left, top + TITLE + row * side))
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda file: sheet.save(file, "PNG"))

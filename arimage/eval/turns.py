@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from .bench.judge import judge
 from .bench.measure import choose_decodings, quiet
 from .job import Job
 from .report import make_report
-from .runs.estimate import duration_text, finished_images, measure_batch
+from .runs.estimate import finished_images, measure_batch
 from .runs.files import write_json
 from .runs.generate import (
     Run,
@@ -23,9 +22,9 @@ from .runs.generate import (
     generate_batch,
     make_config,
     missing_batches,
-    progress_bar,
 )
 from .runs.manifest import label_rows, prompt_rows
+from .runs.progress import duration_text, progress_bar, tell_left
 from .runs.run_folder import DEVIATION
 from .score import score
 
@@ -137,8 +136,8 @@ def generate_in_turn(runs: list[Run], pipe: ARPipeline) -> None:
                     if run.folder in unknown:
                         left += (time.perf_counter() - began) * len(missing[run.folder])
                         unknown.remove(run.folder)
-                        if not unknown and left:
-                            progress.write(f"about {duration_text(left)} for the other images", file=sys.stderr)
+                        if not unknown:
+                            tell_left(progress, left)
 
 
 def judge_run(run: Run, pipe: ARPipeline) -> None:

@@ -3,7 +3,7 @@
 import functools
 import numbers
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,26 +114,28 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
         """The names of the classes, indexed by id; None if the checkpoint does not name them."""
         return None
 
+    @classmethod
+    def traits_with(cls, parts: Collection[str]) -> Traits:
+        """The `traits` of a pipeline of this class with the components `parts`, but for those that are settings of a
+        component."""
+        return Traits(
+            cls.abilities.kind,
+            raster=not cls.abilities.accepts("order"),
+            one_grid=not cls.abilities.several_grids,
+            groups=cls.abilities.predicts_groups,
+            frames=cls.abilities.generates_video,
+            drafter="drafter" in parts,
+            denoiser="denoiser" in parts,
+            neighbours="neighbours" in parts,
+            codebook=cls.abilities.kind == "tokens",
+            refiner="refiner" in parts,
+            prunes=cls.abilities.kind == "scales",
+        )
+
     @property
     def traits(self) -> Traits:
         """The properties of the model that determine which decodings it can run, for a call in the default order."""
-
-        def has(part: str) -> bool:
-            return getattr(self, part, None) is not None
-
-        return Traits(
-            self.abilities.kind,
-            raster=not self.abilities.accepts("order"),
-            one_grid=not self.abilities.several_grids,
-            groups=self.abilities.predicts_groups,
-            frames=self.abilities.generates_video,
-            drafter=has("drafter"),
-            denoiser=has("denoiser"),
-            neighbours=has("neighbours"),
-            codebook=self.abilities.kind == "tokens",
-            refiner=has("refiner"),
-            prunes=self.abilities.kind == "scales",
-        )
+        return self.traits_with([name for name, part in vars(self).items() if part is not None])
 
     @property
     def decoding_names(self) -> list[str]:

@@ -7,15 +7,16 @@ from typing import Annotated, Literal
 import typer
 
 from ..cli.options import (
+    ENCODER_HELP,
     Device,
     Dtype,
     Model,
     Seed,
     check_decodings,
     check_models,
-    check_output,
     choose_device,
     load_pipeline,
+    output,
     panels,
     prompt_lines,
 )
@@ -31,12 +32,6 @@ PACKAGED = "emoji-llamagen"
 PARTS = "Parts of a finished model, which make it faster or its images larger"
 
 
-def check_out(out: Path) -> Path:
-    """The value of --out, after a check that it can be written, before the frameworks are imported."""
-    check_output("--out", out, None)
-    return out
-
-
 DATA = (
     "Folder with images and a metadata.jsonl (file_name, text) or a NAME.txt next to each, or with one folder per "
     "class; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of the Hugging Face Hub."
@@ -44,7 +39,7 @@ DATA = (
 Recipe = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
 TrainingSteps = Annotated[int | None, typer.Option("--steps", help="Training steps. Default: the recipe's.")]
 Tokens = Annotated[Path, typer.Option(help="Folder of `arimage train tokens`.")]
-Out = Annotated[Path, typer.Option(callback=check_out, help="Folder of the run.")]
+Out = Annotated[Path, output("Folder of the run.")]
 Images = Annotated[
     str,
     typer.Option(
@@ -94,13 +89,8 @@ def check_kept(every: int | None, most: int | None, resume_from: str | None) -> 
 )
 def tokens(
     data: Annotated[str, typer.Option(help=f"{DATA} Or of videos, for a model of videos.")],
-    out: Annotated[Path, typer.Option(callback=check_out, help="Folder of the tokens.")],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model whose image tokenizer encodes: a name or a folder, or the folder of a trained tokenizer."
-        ),
-    ] = PACKAGED,
+    out: Annotated[Path, output("Folder of the tokens.")],
+    model: Annotated[str, typer.Option(help=ENCODER_HELP)] = PACKAGED,
     size: Annotated[int | None, typer.Option(help="Side of a square in pixels. Default: the model's size.")] = None,
     views: Annotated[
         Literal["centre", "centre-flip", "ten-crop"],

@@ -30,8 +30,10 @@ def test_bench_prints_a_table_and_writes_every_figure(run, models):
     code, out, _ = run("bench", "--model", models / "text", *options, "--out", "bench")
     assert code == 0
     ar, coupled = table(out)
-    assert ar[:6] == ["ar", ar[1], "16.0", "16.0", "1.00", "1.0"] and ar[8] == "1.00"
+    assert ar[:7] == ["ar", ar[1], "16.0", "1", "16.0", "1.00", "1.0"] and ar[9] == "1.00"
     assert coupled[0] == "sjd-coupled" and coupled[1].startswith("exact (0.")
+    passes, ratio = (cell.split(" ± ") for cell in coupled[2:4])
+    assert len(passes) == len(ratio) == 2 and float(ratio[0]) == pytest.approx(float(passes[0]) / 16, rel=0.05)
     assert "top_k 5" in out and "calls of 3" in out and torch.__version__ in out
     assert Image.open("bench/report.png").width > 500 and Path("bench/report.md").read_text("utf-8") + "\n" == out
     written = json.loads(Path("bench/report.json").read_text())

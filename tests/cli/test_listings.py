@@ -31,7 +31,8 @@ def models(tmp_path_factory):
 
 
 def rows(out):
-    return {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
+    """The cells of each row of what is printed in a pipe, by the first."""
+    return {line.split("\t")[0]: line.split("\t") for line in out.splitlines()}
 
 
 @pytest.mark.every(4)
@@ -42,7 +43,7 @@ def test_a_narrow_terminal_cuts_no_names(run, monkeypatch, command, columns):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     shown = re.sub("\x1b\\[[0-9;]*m", "", run(command)[1])
     names = PRESETS if command == "decodings" else [*packaged_models(), *(entry.name for entry in PUBLISHED)]
-    assert {*names} <= rows(shown).keys()
+    assert {*names} <= {line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")}
     assert "…" not in shown and max(map(len, shown.splitlines())) <= columns
 
 
@@ -57,10 +58,11 @@ def test_models_lists_every_name_with_its_size(run, monkeypatch, tmp_path):
     code, out, err = run("models")
     assert code == 0, err
     # What it holds itself, and what it shares.
-    assert "2.0 M" in rows(out)["hearts"] and "8.0 MB" in rows(out)["hearts"]
+    assert rows(out)["name"][2:5] == ["parameters", "download", "disk"]
+    assert rows(out)["hearts"][2:5] == ["2.0 M", "", "8.0 MB"]
     for entry in PUBLISHED:
         for part in (entry.repository, size_text(entry.download), entry.licence, f"{entry.parameters / 1e6:,.0f} M"):
-            assert part in rows(out)[entry.name]
+            assert part in "\t".join(rows(out)[entry.name])
 
 
 def test_models_lists_what_a_model_knows(run, refused, models, monkeypatch):
@@ -113,5 +115,7 @@ def test_combined_captions_are_listed_with_their_words(run, monkeypatch):
 
 def test_decodings_lists_every_name_with_its_papers(run):
     code, out, _ = run("decodings")
-    assert code == 0 and [*filter(None, rows(out))] == decoding_names()
-    assert "2410.01699" in out and "refresh=gumbel" in out
+    # In a pipe, as `cut` and `grep` read it.
+    assert code == 0 and [*rows(out)] == ["name", *decoding_names()]
+    assert {len(cells) for cells in rows(out).values()} == {5} and len(out.splitlines()) == 1 + len(PRESETS)
+    assert rows(out)["sjd"][4] == "arXiv 2410.01699" and "refresh=gumbel" in rows(out)["sjd-gumbel"][3].split(", ")

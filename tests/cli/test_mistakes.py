@@ -9,6 +9,7 @@ import torch
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.llamagen import tiny as tiny_llamagen
 
+from arimage.auto import decodings_of, packaged_folders
 from arimage.cli import main as cli
 
 
@@ -30,7 +31,6 @@ def unloaded(monkeypatch):
 @pytest.mark.parametrize(
     "kind, arguments, sentence",
     [
-        ("text", ["x", "--decoding", "sdj"], ""),
         ("text", ["x", "--top-p", "2"], "top_p is 2.0: give a probability"),
         ("text", ["x", "--temperature", "0"], "temperature is 0.0"),
         ("text", ["x", "--temperature", "1e30"], "temperature is 1e+30"),
@@ -38,6 +38,7 @@ def unloaded(monkeypatch):
         ("text", ["x", "--guidance-scale", "1e308"], "guidance_scale is 1e+308"),
         ("text", ["x", "--guidance-scale", "nan"], "guidance_scale is nan"),
         ("text", ["x", "-n", "0"], "--per-prompt is 0"),
+        ("text", ["x", "--height", "0"], "--height is 0"),
         ("text", ["--class-label", "3"], ""),
         ("text", ["x", "--task", "canny_pred"], ""),
         ("text", ["x", "--decoder-guidance-scale", "2"], ""),
@@ -53,6 +54,24 @@ def unloaded(monkeypatch):
 def test_what_cannot_be_generated_is_refused_in_one_sentence(refused, models, kind, arguments, sentence):
     assert refused("generate", *arguments, "--model", models / kind).startswith(f"arimage: {sentence}")
     assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    "command", ["generate x", "bench", "eval generate --out run", "train lora --out run --data x"]
+)
+def test_a_misspelt_decoding_is_answered_with_those_that_the_model_runs(refused, command):
+    said = refused(*command.split(), "--decoding", "sdj:window=4", "--model", "emoji-arpg")
+    # It has no denoiser, for sjd2.
+    assert said == "arimage: unknown decoding 'sdj': try sjd, gsd, sjd++, which emoji-arpg runs"
+    assert not list(Path.cwd().iterdir())
+
+
+def test_the_decodings_of_a_model_are_known_without_its_weights(refused, models):
+    assert decodings_of(models / "text") == tiny_llamagen.text_pipeline().decoding_names
+    folders = packaged_folders()
+    assert decodings_of(folders["emoji-llamagen-dd"]) == ["few-step", "flow"]
+    # None of its own is like it.
+    assert "try next-scale, fastvar" in refused("generate", "x", "--decoding", "sdj", "--model", "emoji-var")
 
 
 @pytest.mark.every(3)
@@ -73,6 +92,28 @@ def test_bad_options_are_refused_before_the_model_is_loaded_or_a_file_written(re
         request.getfixturevalue("unloaded")
     assert option in refused("generate", "x", option, value)
     assert sorted(path.name for path in Path.cwd().rglob("*")) == ["file", "folder.png", "folder.webp"]
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("eval generate --classes 2", "folder"),
+        ("eval report run --baseline run", "folder"),
+        ("eval export run --format geneval", "folder"),
+        ("bench", "folder"),
+        ("reproduce var-d16-256", "folder"),
+        ("train model --tokens run --recipe first.toml", "folder"),
+        ("eval score run --metrics kid", ".json"),
+        ("eval tokenizer run", ".json"),
+        ("eval make-stats run", ".npz"),
+        ("eval export run --format adm-npz", ".npz"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_any_work(refused, command, kind):
+    Path("file").write_text("kept")
+    reason = ", which is a file: give another path" if kind == "folder" else f": end it in one of {kind}"
+    assert refused(*command.split(), "--out", "file") == f"arimage: --out is file{reason}"
+    assert Path("file").read_text() == "kept"
 
 
 def test_servers_are_refused_ports_out_of_range_and_visitors_without_a_password(refused):

@@ -246,7 +246,13 @@ def test_the_check_rejects_a_block_that_was_not_verified(table_model, monkeypatc
 
 
 BY_ROWS = [ZipARDecoding(1), ZipARDecoding(1, True), ParallelJacobiDecoding(2, 1)]
-WITHOUT_BLOCKS = [TreeJacobiDecoding(), LazyJacobiDecoding(), DraftTreeDecoding(), FlowDecoding(), GroupDecoding()]
+WITHOUT_BLOCKS = [
+    TreeJacobiDecoding(),
+    LazyJacobiDecoding(),
+    DraftTreeDecoding(),
+    FlowDecoding(guesses="random"),
+    GroupDecoding(),
+]
 REFUSED = {
     "frame before": ({"grid": (2, 2)}, FROM_BEFORE),
     "order": ({"grid": (2, 2, 2), "vocab_size": 2, "order": some_order("random", (2, 2, 2), 2)}, BY_ROWS),
@@ -268,8 +274,7 @@ def test_models_that_do_not_fit_are_refused(table_model, reason, decoding):
         decode(model, decoding, Sampling(), torch.arange(2))
 
 
-# The exactness of flow has tests of its own.
-@pytest.mark.parametrize("preset", sorted({*FOR_TOKENS} - {"flow"}))
+@pytest.mark.parametrize("preset", FOR_TOKENS)
 def test_every_exact_preset_has_its_row(preset):
     decoding = decoding_from_name(preset)
     rows = [settings for method, settings in ROWS if method is type(decoding)]

@@ -1,6 +1,7 @@
 """A student guesses, its teacher verifies: the images are those of the teacher alone, whatever the student guesses."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,10 @@ from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
 from arimage.decoding import FlowDecoding, Sampling, decode
 from arimage.decoding.contract.noise import normals
 from arimage.decoding.flow import flow
+
+
+# Of a teacher without a student.
+ALONE = FlowDecoding(3, guesses="random")
 
 
 class Student:
@@ -30,7 +35,7 @@ class Student:
         self.codes_until = teacher.num_tokens
         self.device, self.network, self.codebook = teacher.device, None, teacher.codebook
         if guesses in ("perfect", "spoiled"):
-            self.known = decode(teacher, decoding, sampling, seeds).tokens
+            self.known = decode(teacher, replace(decoding, guesses="random"), sampling, seeds).tokens
             if guesses == "spoiled":
                 self.known[:, 2] = (self.known[:, 2] + 1) % self.vocab_size
 
@@ -93,7 +98,7 @@ def noise_of_the_first_token(seeds, positions, steps, purpose, count):
 def test_the_check_finds(name, flaw, table_model, monkeypatch):
     monkeypatch.setattr("arimage.decoding.flow." + name, flaw)
     teacher = table_model()
-    tokens = sample_images(teacher, FlowDecoding(3), Sampling(), 10_000)
+    tokens = sample_images(teacher, ALONE, Sampling(), 10_000)
     with pytest.raises(AssertionError, match="chi-square"):
         assert_follows(tokens, teacher.joint(Sampling()), teacher.vocab_size)
 
@@ -106,7 +111,7 @@ def test_the_check_finds(name, flaw, table_model, monkeypatch):
 def test_guesses_change_the_passes_and_nothing_else(table_model, kind, window):
     sampling, seeds = Sampling(guidance_scale=1.5, top_p=0.95), torch.arange(20)
     teacher, decoding = table_model(grid=(2, 4), vocab_size=3, branches=2), FlowDecoding(window)
-    alone = decode(teacher, FlowDecoding(), sampling, seeds)
+    alone = decode(teacher, ALONE, sampling, seeds)
     student = Student(teacher, kind, decoding, sampling, seeds)
     state = decode(student, decoding, sampling, seeds)
     assert torch.equal(state.tokens, alone.tokens)
@@ -123,8 +128,8 @@ def test_guesses_change_the_passes_and_nothing_else(table_model, kind, window):
 def test_known_tokens_stay(table_model):
     teacher, seeds = table_model(grid=(2, 3)), torch.arange(50)
     forced = torch.tensor([-1, 2, -1, -1, 0, 1]).expand(50, -1)
-    for model in (teacher, Student(teacher)):
-        tokens = decode(model, FlowDecoding(4), Sampling(forced=forced), seeds).tokens
+    for model, decoding in ((teacher, ALONE), (Student(teacher), FlowDecoding(4))):
+        tokens = decode(model, decoding, Sampling(forced=forced), seeds).tokens
         assert torch.equal(torch.where(forced < 0, -1, tokens), forced)
 
 
@@ -145,10 +150,11 @@ def test_the_flow_keeps_the_probabilities_and_the_noise_tells_the_token():
 def test_what_it_cannot_verify_is_refused(table_model):
     teacher, decoding = table_model(), FlowDecoding()
     student = Student(teacher)
-    assert decoding.supports(student) is None and decoding.supports(teacher) is None
+    assert decoding.supports(student) is None and ALONE.supports(teacher) is None
+    assert "token by token" in decoding.supports(teacher) and "vectors" in ALONE.supports(student)
     student.teacher = None
     assert "teacher" in decoding.supports(student)
     blind = copy.copy(teacher)
     blind.codebook = None
-    assert "codebook" in decoding.supports(blind)
+    assert "codebook" in ALONE.supports(blind) and "codebook" in decoding.supports(Student(blind))
     assert "starts" in FlowDecoding(starts=(0, 9)).supports(Student(teacher))

@@ -9,6 +9,7 @@ from presets import FOR_TOKENS, quick
 
 from arimage.decoding import (
     DraftTreeDecoding,
+    FlowDecoding,
     Sampling,
     SpeculativeJacobiDecoding,
     decode,
@@ -23,7 +24,8 @@ FORCED = torch.tensor([[2, -1, -1, -1], [-1, -1, -1, 0], [-1, 1, -1, -1], [0, -1
 DECODINGS = {name: decoding_from_name(name) for name in FOR_TOKENS}
 # Windows and trees no larger than the image, which take a fraction of the time.
 SMALL = {
-    **{name: decoding_from_name(name, window=3) for name in ("sjd", "sjd-coupled", "sjd-gumbel", "sjd2", "flow")},
+    **{name: decoding_from_name(name, window=3) for name in ("sjd", "sjd-coupled", "sjd-gumbel", "sjd2")},
+    "flow": FlowDecoding(3, guesses="random"),
     "sjd-tree": decoding_from_name("sjd-tree", window=4, depth=2),
     "sjd-lazy": decoding_from_name("sjd-lazy", window=4, chain=2, tokens=3),
     **{f"eagle {tree}": DraftTreeDecoding(tree=tree, depth=2, width=2, nodes=4) for tree in ("dynamic", "static")},

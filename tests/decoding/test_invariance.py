@@ -38,7 +38,7 @@ DECODINGS = [
     *(TreeJacobiDecoding(5, 3, 2, init) for init in INITS),
     *(LazyJacobiDecoding(8, 2, 4, init) for init in INITS),
     *(DraftTreeDecoding(tree=tree, depth=3, width=2, nodes=8) for tree in ("dynamic", "static")),
-    FlowDecoding(3),
+    FlowDecoding(3, guesses="random"),
     SpeculativeJacobiDecoding(5, acceptance=GroupAcceptance(3, 1.0, 9.0), relax=2.0),
     SpeculativeJacobiDecoding(5, acceptance=NeighbourAcceptance(1000, 0.2)),
     SpeculativeJacobiDecoding(5, acceptance=NeighbourAcceptance(1000, 1.0, relative=True), reuse=0.3),

@@ -12,11 +12,12 @@ from families import EVERY
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from arimage.eval import reconstructions
+from arimage.eval import download
+from arimage.eval.download import load_inception
 from arimage.eval.metrics import pairs
 from arimage.eval.metrics.frechet import Gaussian, frechet_distance
 from arimage.eval.metrics.pairs import Lpips, psnr, ssim
-from arimage.eval.reconstructions import check_reconstructs, load_inception, reconstruct, score_tokenizer
+from arimage.eval.reconstructions import check_reconstructs, reconstruct, score_tokenizer
 from arimage.media.files import read_image
 from arimage.training.tokens.views import centre_crop
 
@@ -96,7 +97,7 @@ def test_figures_are_those_of_the_pairs(tmp_path, monkeypatch):
     pipe = EVERY["llamagen-text"]()
     side = pipe.image_sizes[0][0]
     folder = save(tmp_path / "images", pictures(12, 0))
-    monkeypatch.setattr(reconstructions, "InceptionExtractor", Moments)
+    monkeypatch.setattr(download, "InceptionExtractor", Moments)
     found = score_tokenizer(pipe, folder, ["psnr", "rfid"], batch_size=5)
     assert list(found) == ["psnr", "rfid", "rfid-infinity"]
     files = sorted(folder.iterdir())
@@ -118,8 +119,8 @@ def test_figures_are_those_of_the_pairs(tmp_path, monkeypatch):
 
 def test_networks_are_fetched_only_if_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(reconstructions, "fetch_file", lambda file: tmp_path / file.name)
-    monkeypatch.setattr(reconstructions, "InceptionExtractor", lambda path, *_: path)
+    monkeypatch.setattr(download, "fetch_file", lambda file: tmp_path / file.name)
+    monkeypatch.setattr(download, "InceptionExtractor", lambda path, *_: path)
     assert load_inception(None, "clean", True, "cpu") == tmp_path / "inception-2015-12-05.pt"
     assert load_inception(None, "clean", False, "cpu") is None
     assert load_inception(tmp_path / "own.pt", "clean", True, "cpu") == tmp_path / "own.pt"

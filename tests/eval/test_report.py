@@ -8,7 +8,7 @@ import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.job import entry, write_scores
-from arimage.eval.metrics.standard_errors import Estimate, estimate_text, paired_difference
+from arimage.eval.metrics.standard_errors import Estimate, estimate_text, paired_difference, paired_ratio
 from arimage.eval.report import make_report, to_markdown, write_report
 from arimage.eval.runs.files import to_lines
 from arimage.eval.runs.generate import generate, make_config, prepare
@@ -68,6 +68,25 @@ def test_passes_and_tokens_are_those_of_the_images(runs):
     assert ar["exact"] and sjd["exact"] and sjd["settings"]["window"] == 32
 
 
+def test_passes_are_a_share_of_those_of_the_baseline_with_errors_over_prompts(runs):
+    report = make_report(runs, "ar")
+    passes = np.array([row["passes"] for row in read_results(runs[1]).values()])
+    means = passes.reshape(3, 3).mean(1)
+    error = means.std(ddof=1) / 3**0.5
+    _, sjd = (row["cost"] for row in report["rows"])
+    assert sjd["passes_error"] == pytest.approx(error)
+    assert sjd["passes_ratio"]["value"] == pytest.approx(passes.mean() / 16)
+    assert sjd["passes_ratio"]["standard_error"] == pytest.approx(error / 16)
+    cells = to_markdown(report).splitlines()[3].split(" | ")
+    assert cells[2:4] == [
+        estimate_text(value, error, None) for value, error in ((means.mean(), error), (means.mean() / 16, error / 16))
+    ]
+    # The baseline itself has no error, and both vary together.
+    values = np.array([20.0, 30, 40, 50])
+    assert paired_ratio(values / 2, values) == Estimate(0.5)
+    assert paired_ratio(values / 2 + [1, -1, 1, -1], values).standard_error == pytest.approx(1 / 35 / 3**0.5)
+
+
 def test_scores_are_paired_with_the_baseline(runs):
     ar, sjd = make_report(runs, "ar")["rows"]
     assert ar["paired"] == {} and list(sjd["paired"]) == ["retrieval"]
@@ -88,8 +107,8 @@ def test_the_files_say_the_same(runs, tmp_path):
     assert to_markdown(report) == text == (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert (tmp_path / "report" / "report.png").stat().st_size > 5000
     cells = [line.split(" | ") for line in text.splitlines()]
-    assert cells[2][0] == "| ar" and cells[2][5:9] == ["4.00 (2.00 to 8.00)", "0.43", "1.00", "108"]
-    assert cells[2][9:] == ["0.56 ± 0.16", "0.01234 ± 0.00056 |"]
+    assert cells[2][0] == "| ar" and cells[2][6:10] == ["4.00 (2.00 to 8.00)", "0.43", "1.00", "108"]
+    assert cells[2][10:] == ["0.56 ± 0.16", "0.01234 ± 0.00056 |"]
     assert "retrieval ↑" in cells[0] and "emoji-kid ↓ |" in cells[0]
     assert f"| sjd | {estimate_text(**report['rows'][1]['paired']['retrieval'], sign='+')} |" in text
 
@@ -100,7 +119,7 @@ def test_runs_without_scores_or_timed_calls_are_reported_too(runs, tmp_path):
         rows = [{**row, "warm": False} for row in read_results(run).values()]
         (run / "results" / "rank-00000.jsonl").write_bytes(to_lines(rows))
     text = write_report(make_report(runs, "ar"), tmp_path / "report")
-    assert "| ar | exact | 16.0 | 16.0 | 1.00 |  |  |  | 108 |" in text and "\nSeconds are missing" in text
+    assert "| ar | exact | 16.0 | 1 | 16.0 | 1.00 |  |  |  | 108 |" in text and "\nSeconds are missing" in text
     assert (tmp_path / "report" / "report.png").exists()
 
 

@@ -12,11 +12,10 @@ import torch
 from eval.score_kit import Moments, pictures, save
 from PIL import ExifTags, Image
 
+from arimage.eval import download, score_images
 from arimage.eval import job as jobs
 from arimage.eval import score as scores
-from arimage.eval import score_images
 from arimage.eval.job import Job, make_statistics
-from arimage.eval.metrics import inception
 from arimage.eval.metrics.features import Space
 from arimage.eval.runs.manifest import label_rows, prompt_rows
 from arimage.eval.score import METRICS_FILE, figure_text, score
@@ -181,11 +180,11 @@ def test_the_command_prints_the_figures_and_writes_them_where_it_is_told(images,
     assert code == 0 and list(found) == ["kid", "cmmd"] and files(images) == before
     assert out.splitlines()[0].startswith(f"kid: {figure_text(found['kid'])} (30 images, real, files ")
     assert "cmmd: weights of another network" in err
-    for target in (tmp_path / "nowhere" / "x.json", tmp_path / "x.txt"):
-        code, out, err = command(
-            "eval", "score", "--device", "cpu", images, "--ref", reference, "--metrics", "kid", "--out", target
-        )
-        assert code == 2 and not out and err.startswith(f"arimage: --out is {target}: name a .json file in a folder")
+    target = tmp_path / "x.txt"
+    words = ["eval", "score", "--device", "cpu", images, "--ref", reference, "--metrics", "kid,", "--out"]
+    code, out, err = command(*words, target)
+    assert code == 2 and not out and err == f"arimage: --out is {target}: end it in one of .json\n"
+    assert command(*words, tmp_path / "new" / "x.json")[0] == 0 and (tmp_path / "new" / "x.json").is_file()
 
 
 def test_one_function_scores_two_folders(images, reference, monkeypatch, tmp_path):
@@ -204,8 +203,8 @@ def test_one_function_scores_two_folders(images, reference, monkeypatch, tmp_pat
 
 
 def test_statistics_are_those_of_the_images_and_name_their_origin(images, reference, tmp_path, command, monkeypatch):
-    monkeypatch.setattr(inception, "InceptionExtractor", Moments)
-    stats = tmp_path / "stats.npz"
+    monkeypatch.setattr(download, "InceptionExtractor", Moments)
+    stats = tmp_path / "new" / "stats.npz"
     code, out, _ = command("eval", "make-stats", "--device", "cpu", reference, "--out", stats)
     assert code == 0 and out == f"{stats}\n"
     theirs = features(Moments(None), THEIRS)
@@ -220,8 +219,12 @@ def test_statistics_are_those_of_the_images_and_name_their_origin(images, refere
     assert by_stats["fid"]["reference"].endswith(": statistics of 40 pictures")
     code, _, err = command("eval", "make-stats", "--device", "cpu", reference, "--out", stats)
     assert code == 2 and "stats.npz exists: name another file" in err
-    code, _, err = command("eval", "make-stats", "--device", "cpu", reference, "--out", tmp_path / "stats.json")
-    assert code == 2 and "name a .npz file" in err
+    # The network that is published, if no other is named.
+    monkeypatch.setattr(download, "fetch_file", lambda file: tmp_path / file.name)
+    seen = []
+    monkeypatch.setattr(download, "InceptionExtractor", lambda path, *rest: seen.append(path) or Moments(path, *rest))
+    words = ["eval", "make-stats", "--device", "cpu", reference, "--download", "--out", tmp_path / "again.npz"]
+    assert command(*words)[0] == 0 and seen == [tmp_path / "inception-2015-12-05.pt"]
 
 
 def test_statistics_of_other_weights_or_resizing_are_refused(images, reference, tmp_path):

@@ -101,7 +101,8 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
 
     def finished(request: VideoRequest, now: VideoProgress) -> dict:
         path = own_path(f"{request.prompt} {request.seed}", ".webp", film.GRADIO_CACHE)
-        write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model], now.note)
+        text = now.note if maker.limits.metadata else None
+        write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model], text)
         shown = {film: gr.Image(path, visible=True), download: gr.DownloadButton(value=path, visible=True)}
         return {**shown, frames: [*map(saved, some(now.frames))], status: status_of(now), **buttons(False)}
 

@@ -130,6 +130,14 @@ def paired_difference(values: np.ndarray, baseline: np.ndarray, prompts: Prompts
     return _student(mean, standard_error(differences, prompts), count)
 
 
+def paired_ratio(values: np.ndarray, baseline: np.ndarray, prompts: Prompts | None = None) -> Estimate:
+    """The mean of `values` [N] as a share of that of `baseline` [N], which are paired by prompt and seed, with its
+    standard error over other prompts, by linearisation."""
+    mean = float(np.mean(baseline))
+    ratio = float(np.mean(values)) / mean
+    return Estimate(ratio, standard_error((values - ratio * baseline) / mean, prompts))
+
+
 def _effective_count(images: int, prompts: int, spread: float, variance: float) -> float:
     """How many independent images would leave a mean as uncertain as `images` images of `prompts` prompts do, whose
     values have the variance `spread` and their mean `variance` (Korn and Graubard, Survey Methodology 24, 1998).

@@ -79,14 +79,6 @@ def finished_images(config: dict, rows: list[dict], folder: Path) -> int:
     return len(read_results(folder))
 
 
-def duration_text(seconds: float) -> str:
-    """Seconds, or minutes or hours if they are at least one."""
-    for unit, size in (("hours", 3600), ("minutes", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds:.2g} seconds"
-
-
 def dry_run(pipe: ARImagePipeline, config: dict, rows: list[dict], out: Path, processes: int) -> str:
     """A text that says how long `processes` would take for the missing images of the run in `out`, and what they would
     write."""

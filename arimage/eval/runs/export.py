@@ -37,6 +37,7 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
     if size is not None and format != "adm-npz":
         raise ValueError(f"--size is for adm-npz: {format} keeps the size of the images")
     if format == "adm-npz":
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, lambda file: write_adm_npz(paths, file, size))
         return
     writers = {

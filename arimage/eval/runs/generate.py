@@ -14,7 +14,7 @@ import hashlib
 import io
 import json
 import os
-import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,6 @@ import torch
 from accelerate import PartialState
 from filelock import FileLock
 from torch import nn
-from tqdm import tqdm
 
 from ...cli.options import Steps, adapter_text, supported
 from ...decoding import decoding_from_dict, decoding_to_dict, decoding_to_text
@@ -32,6 +31,7 @@ from ...pipelines.quantized import dtype_name
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
 from .files import append, check_same, hold, remove_leftovers, space_in, to_lines, write_json, write_whole
+from .progress import progress_bar, tell_left
 from .run_folder import (
     CONFIG,
     IMAGES,
@@ -331,23 +331,23 @@ def generate_batch(run: Run, pipe: ARPipeline, index: int, rank: int = 0) -> Non
 
 
 def generate(run: Run, pipe: ARPipeline, batches: list[int] | None = None, rank: int = 0) -> None:
-    """Generate the calls `batches`, by default all missing ones. Rank 0 shows the progress of all processes."""
+    """Generate the calls `batches`, by default all missing ones. Rank 0 shows the progress of all processes, and after
+    its first call without one-time setup how long the others take."""
 
     def finished() -> int:
         return sum(name.endswith(".png") for name in os.listdir(run.folder / IMAGES))
 
-    batches = missing_batches(run) if batches is None else batches
+    batches, told = missing_batches(run) if batches is None else batches, rank > 0
     with progress_bar(
         total=len(run.rows), initial=finished(), unit="image", desc=run.folder.name, disable=rank > 0
     ) as progress:
-        for index in batches:
+        for number, index in enumerate(batches, 1):
+            timed, began = run.warm, time.perf_counter()
             generate_batch(run, pipe, index, rank)
             progress.update(finished() - progress.n)
-
-
-def progress_bar(**options) -> tqdm:
-    """A tqdm bar that is updated every 0.1 s on a terminal and every 30 s in a log."""
-    return tqdm(**options, mininterval=0.1 if sys.stderr.isatty() else 30)
+            if timed and not told:
+                tell_left(progress, (time.perf_counter() - began) * (len(batches) - number))
+                told = True
 
 
 def join_processes(device: str | None) -> PartialState:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ...cli.options import Steps, load_pipeline
-from .generate import generate_images, missing_batches, open_run, prepare, progress_bar, record
+from .generate import generate_images, missing_batches, open_run, prepare, record
+from .progress import progress_bar, tell_left
 from .run_folder import read_results
 
 
@@ -65,10 +66,14 @@ def generate_by_ray(
         compute=ray.data.ActorPoolStrategy(size=workers),
     )
     with progress_bar(total=len(rows), initial=len(read_results(folder)), unit="image", desc=folder.name) as bar:
-        for batch in finished.iter_rows():
+        told = False
+        for number, batch in enumerate(finished.iter_rows(), 1):
             if batch["error"]:
                 raise ValueError(batch["error"])
             results = json.loads(batch["results"])
             record(run, results)
             bar.update(len(results))
+            if results[0]["warm"] and not told:
+                tell_left(bar, results[0]["seconds"] * (len(missing) - number) / workers)
+                told = True
     ray.shutdown()

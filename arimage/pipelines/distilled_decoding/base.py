@@ -1,5 +1,6 @@
 """The base of pipelines for students of Distilled Decoding (https://arxiv.org/abs/2412.17153)."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Unpack
 
@@ -51,9 +52,9 @@ class DistilledPipeline(ClassOrTextPipeline):
         self.name_classes(id2label)
         self.decoding = FewStepDecoding()
 
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, teacher=None if self.teacher is None else self._teacher_kind)
+    @classmethod
+    def traits_with(cls, parts: Collection[str]) -> Traits:
+        return replace(super().traits_with(parts), teacher=cls._teacher_kind if "teacher" in parts else None)
 
     def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         raise NotImplementedError

@@ -111,8 +111,8 @@ class StudentTask(PartTask):
         self.student, self.codebook = student, pipe.vq.code_vectors().detach().float()
         # A VAR generates all tokens of a map at once, and nothing verifies its student.
         in_maps = isinstance(pipe, VARPipeline)
-        self.decodings = () if in_maps else ("flow", "flow")
-        self.teaching = FlowMaps() if in_maps else FlowDecoding(settings.window)
+        self.decodings = () if in_maps else ("flow:guesses=random", "flow")
+        self.teaching = FlowMaps() if in_maps else FlowDecoding(settings.window, guesses="random")
         self.offsets = level_offsets(pipe)
         self.prompts = prompts_of(sets.trained)
         self.about = {**of_settings(settings), **of_pipeline(pipe), "prompts": digest(self.prompts)}

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from ...eval.bench.measure import quiet
 from ...eval.runs.files import write_whole
-from ...eval.runs.generate import progress_bar
 from ...eval.runs.manifest import image_seed
+from ...eval.runs.progress import progress_bar
 from ...pipelines.base import ARPipeline
 from ..loop import BEFORE, CHECKPOINT
 from ..losses import condition_of

@@ -46,7 +46,7 @@ def test_a_student_makes_a_red_heart_in_one_pass_and_saves_its_teacher_passes():
     verified = pipe("a red heart", generator=torch.Generator().manual_seed(0), decoding="flow").stats
     teacher = AutoPipeline.from_pretrained("emoji-llamagen")
     teacher.set_progress_bar_config(disable=True)
-    alone = teacher("a red heart", generator=torch.Generator().manual_seed(0), decoding="flow")
+    alone = teacher("a red heart", generator=torch.Generator().manual_seed(0), decoding="flow:guesses=random")
     assert verified.exact and verified.student_passes == 1
     assert verified.forward_passes < alone.stats.forward_passes
 

@@ -1,6 +1,8 @@
 """The demo's videos: frames appear when their tokens are decided, one video at a time."""
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import gradio as gr
 import numpy as np
@@ -19,6 +21,7 @@ from arimage.app.engine.engine import Engine
 from arimage.app.engine.models import load_models
 from arimage.app.engine.types import Limits, Refused
 from arimage.app.engine.videos import VideoMaker, VideoRequest
+from arimage.media.files import read_metadata
 
 
 FRAMES, SIZE = tiny_cosmos.FRAMES, tiny_cosmos.SIZE
@@ -135,8 +138,13 @@ def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
     named = {block.elem_id: block for block in opening.outputs}
     first = list(opening.fn(False))
     assert len(first) > 2 and len(first[-1][named["frames"]]) == FRAMES and first[-1][named["video"]].visible
+    path = first[-1][named["video"]].value["path"]
+    assert read_metadata("the film", Path(path)).prompt == "a red heart, moving right"
+    monkeypatch.setattr(maker, "limits", replace(maker.limits, metadata=False))
     # The next visitor gets the same one without a run, and nobody gets it twice.
     [second] = opening.fn(False)
+    with pytest.raises(ValueError, match="the film"):
+        read_metadata("the film", Path(second[named["video"]].value["path"]))
     assert second[named["frames"]] == first[-1][named["frames"]]
     with Image.open(second[named["video"]].value["path"]) as film:
         assert sum(1 for _ in ImageSequence.Iterator(film)) == FRAMES

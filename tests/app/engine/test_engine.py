@@ -297,9 +297,9 @@ def test_an_error_of_the_device_in_a_video_ends_the_engine_of_the_demo(monkeypat
     pipelines = {"text": tiny_llamagen.text_pipeline(), "video": tiny_cosmos.pipeline("text", begins_with_text=True)}
     monkeypatch.setattr("arimage.app.demo.demo.load_models", lambda *_, **__: pipelines)
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: made.extend(arguments))
-    open_app(batch_size=2, queue=3, max_pixels=2**16)
+    open_app(batch_size=2, queue=3, max_pixels=2**16, no_metadata=True)
     engine, *_, videos, _ = made
-    assert (engine.limits.batch, engine.limits.queue, engine.limits.output_pixels) == (2, 3, 2**16)
+    assert engine.limits == videos.limits == Limits(batch=2, queue=3, output_pixels=2**16, metadata=False)
     monkeypatch.setattr(type(videos._pipelines["video"]), "__call__", broken)
     with pytest.raises(torch.AcceleratorError):
         list(videos.run(VideoRequest("video", "a cat")))

@@ -182,7 +182,7 @@ WRONG = {
         "starts": [(), (1,), (0, 3, 2), (0, 2, 2), (0, 2.5), "0,2"], "codes_until": [-1, True],
         "teacher_start": [0, "x"],
     },
-    "flow": {"starts": [(1,)], "window": [0]},
+    "flow": {"starts": [(1,)], "window": [0], "guesses": ["teacher"]},
     "mar": {"diffusion_steps": [(6,), (6, 1), 6, (6, 2.5)]},
     "recap": {
         "steps": [0], "full_steps": [-1], "partial_steps": [0], "denoising_steps": [1, (4, 0)],

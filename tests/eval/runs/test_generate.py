@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import SpeculativeJacobiDecoding
-from arimage.eval.runs import estimate
+from arimage.eval.runs import estimate, generate
 from arimage.eval.runs.generate import generate_batch, make_config, missing_batches, prepare
 from arimage.eval.runs.manifest import label_rows, prompt_rows
 from arimage.eval.runs.run_folder import read_config, read_results, read_rows
@@ -158,6 +159,14 @@ def test_progress_counts_the_images_of_all_processes(command, models, undisturbe
     assert command(*options(models, run))[0] == 0
     first, last = (sys.stderr.getvalue().split("\r")[i] for i in (1, -1))
     assert "8/22" in first and "22/22" in last and "image/s" in last
+
+
+def test_the_time_that_is_left_is_said_after_the_first_timed_call(command, models, tmp_path, monkeypatch):
+    # The first call includes one-time setup, the second takes 100 s, and four are left.
+    clock = iter([0.0, 0.0, 100.0, *[0.0] * 9])
+    monkeypatch.setattr(generate, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    code, said = command(*options(models, tmp_path / "run"))
+    assert code == 0 and said.count("about 6.7 minutes for the other images\n") == 1
 
 
 # Refusals

@@ -12,7 +12,8 @@ import torch
 from arimage.decoding import decoding_to_dict
 from arimage.eval.bench.measure import quiet
 from arimage.eval.runs.files import append, check_fields, check_same, hold, space_in, to_json, write_whole
-from arimage.eval.runs.generate import progress_bar, weights_digest
+from arimage.eval.runs.generate import weights_digest
+from arimage.eval.runs.progress import progress_bar
 from arimage.media.texts import as_words, parse_json
 from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.kinds.upscaling import UpscalingPipeline
