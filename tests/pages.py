@@ -11,6 +11,14 @@ from typing import NamedTuple
 from commands import ROOT
 
 
+GUIDES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("arimage/pipelines/*/README.md")),
+    *sorted(ROOT.glob("recipes/**/*.md")),
+    *sorted(ROOT.glob("integrations/*/README.md")),
+    *sorted(ROOT.glob("benchmarks/**/*.md")),
+]
 BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -48,15 +56,15 @@ def commands(code: str) -> list[str]:
 
 
 def _is_whole(lines: str) -> bool:
-    """Whether these lines end outside of quotes, of a continued line and of a here-document."""
+    """Whether these lines end outside of quotes, of a loop, of a continued line and of a here-document."""
     document = re.search(r"<<'(\w+)'", lines)
     if document:
         return lines.endswith(f"\n{document[1]}\n")
     try:
-        shlex.split(lines, comments=True)
+        words = shlex.split(lines, comments=True)
     except ValueError:
         return False
-    return not lines.endswith("\\\n")
+    return words.count("do") == words.count("done") and not lines.endswith("\\\n")
 
 
 def defined_names(code: str) -> set[str]:

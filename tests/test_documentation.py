@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 from commands import ROOT
-from pages import blocks, name, prose, read
+from pages import GUIDES, blocks, name, prose, read
 
 import arimage
 from arimage.auto import find_model
@@ -16,14 +16,6 @@ from arimage.cli import main as cli
 from arimage.media.metadata import Metadata
 
 
-GUIDES = [
-    ROOT / "README.md",
-    *sorted(ROOT.glob("docs/**/*.md")),
-    *sorted(ROOT.glob("arimage/pipelines/*/README.md")),
-    *sorted(ROOT.glob("recipes/**/*.md")),
-    *sorted(ROOT.glob("integrations/*/README.md")),
-    *sorted(ROOT.glob("benchmarks/**/*.md")),
-]
 OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
 API = sorted(ROOT.glob("docs/api/*.md"))
 PAGES = [*(ROOT / other for other in OTHERS), *GUIDES]

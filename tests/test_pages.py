@@ -12,35 +12,37 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from adapters import adapter
 from app.server.server_kit import free_port, wait_for
 from commands import ROOT
-from pages import blocks, commands, defined_names, read, unknown_names
+from pages import GUIDES, blocks, commands, defined_names, name, read, unknown_names
+from safetensors.torch import save_file
 
+from arimage import AutoPipeline
 from arimage.published.registry import PUBLISHED
 
 
-PAGES = [
-    *("README", "docs/index", "docs/quickstart", "docs/choosing", "docs/decoding", "docs/all_decodings"),
-    *("docs/any_order", "docs/diffusers", "docs/editing", "docs/evaluation", "docs/published_benchmarks"),
-    *("docs/metrics", "docs/performance", "docs/memory", "docs/app", "docs/server", "docs/server_reference"),
-    *("docs/integrations", "docs/extending", "docs/troubleshooting", "recipes/emoji/METRICS"),
-]
+# Pages that tests/training/test_page.py runs, that train or measure for hours, or are about other environments.
+ELSEWHERE = (
+    r"docs/(training|training_reference|installation)|recipes/emoji/(TRAINING|REPRODUCE)|benchmarks/.*|integrations/.*"
+)
 REFERENCE = ROOT / "recipes" / "emoji" / "arimage_emoji" / "assets" / "emoji-reference"
 NAMES = "|".join(re.escape(name) for entry in PUBLISHED for name in (entry.name, entry.repository))
 # Why a command or a snippet cannot run here, by what it holds.
 RULES = {
     "an installation": r"pip install|git clone|docker",
     "a published model": rf"\b({NAMES})\b|deepseek-community|GlmImagePipeline",
-    "a download": r"wget |hf download|--download|inception|--clip|--i3d",
+    "a download": r"wget |hf download|--download|inception|--clip|--i3d|iconify",
+    "files of the authors": r"arimage convert",
     "a GPU": r"\"cuda\"|CUDA_VISIBLE_DEVICES",
     "minutes of compilation": r"\.compile\(",
-    "files of the reader": r"path/to|MODEL|script\.py|annotations/|train\.parquet|--data (pictures|photos)",
+    "files of the reader": r"path/to|MODEL|script\.py|annotations/|\.parquet|--data (photos|(?i:data))|--tokens",
     "programs of others": r"evaluator\.py|evaluation/|dpg_bench/",
     "a reading of the processor": r"/proc/cpuinfo",
 }
 CONTINUES = "what it continues"
 # Blocks that nothing runs.
-DATA = ("json", "nginx")
+DATA = ("json", "nginx", "toml", "")
 # Files that show that the blocks of a page did what its text says.
 MADE = {
     "docs/quickstart": [
@@ -52,12 +54,13 @@ MADE = {
     "docs/evaluation": ["comparison/report.md", "report/report.md", "exported/result.jsonl"],
     "docs/server": ["heart-0.png", "heart-1.png", "heart.mp4"],
     "docs/server_reference": ["edited.png"],
+    "docs/lora": ["styled/manifest.jsonl", "styled-model/model_index.json", "style/pytorch_lora_weights.safetensors"],
+    "recipes/emoji/arimage_emoji/assets/emoji-latent-llama/README": ["faces/report.md"],
+    "recipes/icons/arimage_icons/assets/icons-maskgit/README": ["few-icons/report.md"],
 }
 LEFT_OUT = {
     "README": {"an installation": 2, "a published model": 2},
     "docs/quickstart": {"an installation": 1},
-    "docs/choosing": {"a published model": 3},
-    "docs/all_decodings": {"a published model": 1, "files of the reader": 4},
     "docs/any_order": {"a published model": 2},
     "docs/evaluation": {"an installation": 1, "a download": 4, "a published model": 4},
     "docs/published_benchmarks": {
@@ -79,6 +82,27 @@ LEFT_OUT = {
     "docs/app": {"an installation": 1, "a published model": 1},
     "docs/server": {"an installation": 2, "a published model": 3},
     "docs/integrations": {"a published model": 2, "an installation": 4, "a GPU": 2},
+    "arimage/pipelines/arpg/README": {"files of the authors": 1},
+    "arimage/pipelines/cosmos/README": {
+        "a published model": 3,
+        "a download": 1,
+        "files of the authors": 1,
+        "an installation": 1,
+        "what it continues": 1,
+    },
+    "arimage/pipelines/distilled_decoding/README": {
+        "files of the authors": 2,
+        "files of the reader": 1,
+        "what it continues": 1,
+    },
+    "arimage/pipelines/latent_llama/README": {"files of the reader": 2},
+    "arimage/pipelines/var/README": {"files of the authors": 1, "a published model": 1, "files of the reader": 2},
+    "recipes/emoji/README": {"an installation": 1},
+    "recipes/emoji/arimage_emoji/assets/emoji-llamagen/README": {"files of the reader": 1},
+    "recipes/icons/README": {"an installation": 2, "a download": 3, "files of the reader": 22, "what it continues": 2},
+    "recipes/icons/arimage_icons/assets/icons-arpg/README": {"files of the reader": 2},
+    "recipes/icons/arimage_icons/assets/icons-llamagen/README": {"files of the reader": 2},
+    "recipes/icons/arimage_icons/assets/icons-maskgit/README": {"files of the reader": 2},
 }
 # Commands of hours take fewer prompts, and files of fewer.
 SHORTER = {
@@ -86,6 +110,10 @@ SHORTER = {
     "--prompts emoji ": "--prompts few-prompts.jsonl ",
     "--prompts emoji-checks": "--prompts few-checks.jsonl",
     "--prompts emoji-videos": "--prompts few-videos.jsonl",
+    "--prompts recipes/icons/common.txt": "--prompts few-common.txt",
+    "awk 'NR % 12 == 1' recipes": "awk 'NR % 100 == 1' recipes",
+    "head -8 recipes": "head -2 recipes",
+    'echo "$NAMES" |': 'echo "$NAMES" | tail -4 |',
     "arimage reproduce emoji-llamagen": "arimage reproduce emoji-llamagen --images 4",
 }
 
@@ -110,7 +138,8 @@ def steps(page: str) -> list[Step]:
                 missing_files = missing_files | made if reason else missing_files - made
                 found.append(Step("bash", command, reason))
         elif language == "python":
-            reason = left_out(code) or (CONTINUES if unknown_names(code) & missing else None)
+            files = needed_files(" ".join(re.findall(r'"(\S+)"', code)))
+            reason = left_out(code) or (CONTINUES if unknown_names(code) & missing or files & missing_files else None)
             names = defined_names(code)
             missing = missing | (names - known) if reason else missing - names
             known = known if reason else known | names
@@ -129,6 +158,13 @@ def needed_files(command: str) -> set[str]:
 def left_out(code: str) -> str | None:
     """Why a command or a snippet cannot run here."""
     return next((why for why, pattern in RULES.items() if re.search(pattern, code)), None)
+
+
+PAGES = [
+    page
+    for page in (name(file).removesuffix(".md") for file in GUIDES)
+    if not re.fullmatch(ELSEWHERE, page) and any(step.reason is None for step in steps(page))
+]
 
 
 def answers(port: int) -> bool:
@@ -185,9 +221,11 @@ def test_a_page_from_top_to_bottom(page, tmp_path, monkeypatch, request):
         pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    for file in REFERENCE.glob("*.jsonl"):
+    for file in (*REFERENCE.glob("*.jsonl"), ROOT / "recipes" / "icons" / "common.txt"):
         rows = file.read_text("utf-8").splitlines(keepends=True)
         (tmp_path / f"few-{file.name}").write_text("".join(rows[:: len(rows) // 4]), "utf-8")
+    if page == "docs/lora":
+        save_file(adapter(AutoPipeline.from_pretrained("emoji-llamagen"), size=0.01), "style.safetensors")
     reader = Reader()
     request.addfinalizer(lambda: reader.server and reader.server.kill())
     for step in steps(page):

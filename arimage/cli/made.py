@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from ..media.metadata import Metadata
 
 # Settings of a picture that are not options, or whose option has another name.
-OTHERS = ("version", "prompt", "class_label", "count", "batch_size", "made_from")
+CONDITIONS = ("prompt", "prompts", "class_label", "class_labels")
+OTHERS = (*CONDITIONS, "version", "count", "batch_size", "made_from")
 
 
 def _defaults(made: "Metadata", model: str | None) -> dict[str, Any]:
     """The defaults of options that a picture gives; for another `model` than its own only those that any takes."""
     settings = made.model_dump(exclude_none=True)
     names = settings.keys() - OTHERS if model in (None, made.model) else {"seed", "negative_prompt"} & settings.keys()
-    return {name: settings[name] for name in names} | {"per_prompt": made.count}
+    conditions = made.prompts or made.class_labels or [made]
+    return {name: settings[name] for name in names} | {"per_prompt": max(made.count // len(conditions), 1)}
 
 
 def _fill(context: typer.Context, path: Path | None) -> Path | None:
@@ -74,7 +76,7 @@ def check_inputs(made: "Metadata | None", given: dict[str, Any]) -> None:
 def notes_of(
     pipe, given: dict[str, Any], conditions: list[dict[str, Any]], images: list, seeds: list[int], reads: bool
 ) -> tuple[list[str], str | None]:
-    """The metadata of each image or video, and that of one sheet of all of them, None if it has several prompts.
+    """The metadata of each image or video, and that of one sheet of all of them, None if its prompts are too long.
 
     Args:
         given: the settings of the call by the names of `Metadata`, "model" and "lora" among them. Those that are None
@@ -82,7 +84,7 @@ def notes_of(
         conditions: the prompt or class of equally many images each.
         reads: whether the call has reference images.
     """
-    from ..media.metadata import to_text
+    from ..media.metadata import MAX_CHARACTERS, to_text
     from ..pipelines.quantized import dtype_name
 
     own = {"order": pipe.order} | pipe.generation_config
@@ -104,8 +106,10 @@ def notes_of(
     )
     each = len(images) // len(conditions)
     texts = [to_text(settings | conditions[i // each] | {"seed": seed}) for i, seed in enumerate(seeds)]
-    alone = len(conditions) == 1
-    return texts, to_text(settings | conditions[0] | {"seed": seeds[0], "count": len(images)}) if alone else None
+    several = {f"{name}s": [one[name] for one in conditions] for name in conditions[0]}
+    condition = several if len(conditions) > 1 else conditions[0]
+    sheet = to_text(settings | condition | {"seed": seeds[0], "count": len(images)})
+    return texts, sheet if len(sheet.encode()) <= MAX_CHARACTERS else None
 
 
 def shared(text: str) -> str:

@@ -217,8 +217,8 @@ def generate(
         texts += [row["prompt"] for row in rows]
     labels = class_labels_of(class_label)
     if made is not None and not (texts or labels):
-        texts = [made.prompt] if made.prompt else []
-        labels = [] if made.class_label is None else [made.class_label]
+        texts = made.prompts or ([made.prompt] if made.prompt else [])
+        labels = made.class_labels or ([] if made.class_label is None else [made.class_label])
     # A video may go on without a text.
     continues = video is not None or bool(image)
     if (texts and labels) or not (texts or labels or continues):

@@ -19,7 +19,7 @@ from .texts import parse_json
 
 # The text of a PNG.
 KEY = "arimage"
-# Of the JSON, in characters: more than two prompts of 10,000 have.
+# Of the JSON, in characters: more than two prompts of 10,000 have. Sheets of more prompts are written without it.
 MAX_CHARACTERS = 2**16
 # The most that the EXIF data of a JPEG holds, less what else is in it.
 MAX_EXIF = 65_000
@@ -31,6 +31,7 @@ UNICODE = b"UNICODE\0"
 MARK = "arimage "
 
 Prompt = Annotated[str, Field(strict=True, max_length=10_000)]
+ClassLabel = Annotated[int, Field(strict=True, ge=0, le=LARGEST)] | Text
 Place = Annotated[str, Field(strict=True, min_length=1, max_length=5000)]
 Images = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 Side = Annotated[int, Field(strict=True, ge=1, le=2**14)]
@@ -44,6 +45,7 @@ class Metadata(BaseModel):
         version: of arimage.
         model: its name, folder or Hub id; of a folder with an absolute path the last part only.
         prompt, class_label: one of them, or neither for a video that continues something.
+        prompts, class_labels: in their place, the several of a sheet, which has equally many images of each.
         seed: of the picture, or of the first of several on a sheet.
         count: how many there are on a sheet.
         batch_size: how many images were generated at a time, as copies of one give its bits again.
@@ -56,7 +58,9 @@ class Metadata(BaseModel):
     version: Text
     model: Place
     prompt: Prompt | None = None
-    class_label: Annotated[int, Field(strict=True, ge=0, le=LARGEST)] | Text | None = None
+    prompts: Annotated[list[Prompt], Field(min_length=2)] | None = None
+    class_label: ClassLabel | None = None
+    class_labels: Annotated[list[ClassLabel], Field(min_length=2)] | None = None
     negative_prompt: Prompt | None = None
     seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
     count: Images = 1

@@ -79,9 +79,33 @@ def test_a_folder_with_a_sheet_which_is_made_again_too(generate, refused):
     assert again.read_bytes() == made[-1].read_bytes()
     more, _ = generate("tree", "fir", "--model", "./text", "--out", "all", "--sheet")
     assert more[-1] == Path("all/sheet-2.png")
-    with pytest.raises(ValueError, match="does not say"):
-        found_in(more[-1])
     assert "--sheet" in refused("generate", "tree", "--model", "./text", "--sheet", "--out", "x.png")
+
+
+@pytest.mark.parametrize(
+    "given, conditions",
+    [
+        (["a red heart", "tree", "fir", "--model", "./text"], {"prompts": ["a red heart", "tree", "fir"]}),
+        (["--class-label", 3, "--class-label", 0, "--model", "./class"], {"class_labels": [3, 0]}),
+    ],
+)
+def test_a_sheet_of_several_prompts_is_made_again(generate, given, conditions):
+    (sheet,), _ = generate(*given, "-n", 2, "--seed", 7, "--batch-size", 3, "--temperature", 0.7, "--out", "sheet.png")
+    (several,) = conditions.values()
+    assert (conditions | {"count": 2 * len(several), "seed": 7, "batch_size": 3}).items() <= found_in(sheet).items()
+    (again,), _ = generate("--from", sheet, "--out", "again.png")
+    assert again.read_bytes() == sheet.read_bytes()
+    # Other prompts in their place have as many images each.
+    made, _ = generate(
+        "--from", sheet, *(["fir"] if "prompts" in conditions else ["--class-label", 1]), "--out", "all"
+    )
+    assert len(made) == 2 and found_in(made[0])["temperature"] == 0.7
+
+
+def test_a_sheet_of_more_prompts_than_a_file_holds_has_no_metadata(generate, refused):
+    (sheet,), _ = generate("fir " * 2400, *["tree " * 1900] * 6, "--model", "./text", "--out", "sheet.png")
+    assert Image.open(sheet).info == {}
+    assert "does not say how it was made" in refused("generate", "--from", sheet)
 
 
 def test_other_options_replace_the_settings_of_the_picture(generate):

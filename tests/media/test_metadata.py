@@ -84,6 +84,8 @@ TEXT = to_text(SETTINGS)
         (with_text(TEXT.replace("}", ', "seed": 1}')), "seed' is there twice"),
         (with_text(json.dumps({"version": "1", "model": "m"})), "seed is missing"),
         (with_text(TEXT.replace('"seed"', '"seeds"')), "seeds? is"),
+        (with_text(json.dumps(json.loads(TEXT) | {"prompts": "tree"})), "prompts is 'tree'"),
+        (with_text(json.dumps(json.loads(TEXT) | {"class_labels": [3]})), "class_labels is"),
         (with_text(json.dumps(json.loads(TEXT) | {"seed": -1})), "seed is -1"),
         (with_text(json.dumps(json.loads(TEXT) | {"temperature": "hot"})), "temperature is 'hot'"),
         (with_text(TEXT.replace("0.3", "NaN")), "temperature is nan"),

@@ -50,7 +50,8 @@ def query_of_picture(path: Path) -> dict[str, str]:
     """The query that generates a picture again, by the metadata in its file.
 
     Raises:
-        gr.Error: if it has no metadata, was made with adapters, or is an edit, whose image it does not hold.
+        gr.Error: if it has no metadata, has several prompts, was made with adapters, or is an edit, whose image is
+            missing.
     """
     try:
         made = read_metadata("the picture", path)
@@ -58,6 +59,10 @@ def query_of_picture(path: Path) -> dict[str, str]:
         raise refusal(str(error)) from error
     if made.lora:
         raise refusal("the picture was made with adapters, which the form lacks: use `arimage generate --from`")
+    if made.prompts or made.class_labels:
+        raise refusal(
+            "the picture is a sheet of several prompts, and the form takes one: use `arimage generate --from`"
+        )
     inputs = made.made_from or []
     if inputs not in ([], ["image"]):
         raise refusal("the picture is an edit of another one: load that one in the tab Edit")

@@ -215,6 +215,8 @@ def test_a_dropped_picture_that_the_demo_cannot_make_is_refused(client, engine):
     assert "the picture asks for the model janus" in page.drop(pictures.png(grey))
     grey.info[KEY] = to_text({"model": "text", "prompt": "x", "seed": 1, "lora": ["mine.safetensors:0.5"]})
     assert "made with adapters" in page.drop(pictures.png(grey))
+    grey.info[KEY] = to_text({"model": "text", "prompts": ["x", "y"], "seed": 1, "count": 2})
+    assert "several prompts" in page.drop(pictures.png(grey))
     mask = Image.new("L", (8, 8), "white")
     edit = engine.submit(Request("text", prompt="tree", image=grey, mask_image=mask)).result(60)
     assert "tab Edit" in page.drop(pictures.png(edit.images[0]))
