@@ -120,6 +120,13 @@ def test_a_part_of_a_split_is_taken(folder):
         open_pixels(folder, SIZE, split="train[7:]")
 
 
+def test_folders_of_splits_are_not_learned_together(tmp_path, caplog):
+    folder = folder_of(tmp_path, ["train/a/0.png", "train/b/1.png", "val/a/2.png"])
+    assert numbers_of(open_pixels(folder, SIZE).read([0, 1])[0]) == [0, 1] and "not val" in caplog.text
+    for split in ("val", "validation[:1]"):
+        assert numbers_of(open_pixels(folder, SIZE, split=split).read([0])[0]) == [2]
+
+
 # Batches
 
 
