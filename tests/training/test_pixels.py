@@ -198,6 +198,19 @@ def test_a_resumed_tokenizer_is_the_same_with_any_workers(folder, tmp_path, monk
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
 
 
+def test_a_codebook_starts_though_its_step_was_skipped(folder, tmp_path, monkeypatch):
+    loss, start, started = TokenizerTask.loss, TokenizerTask.start_codebook, []
+
+    def not_finite_at_first(self, step):
+        found, figures = loss(self, step)
+        return found * (torch.nan if step == RECIPE["training"]["codebook_start"] else 1), figures
+
+    monkeypatch.setattr(TokenizerTask, "loss", not_finite_at_first)
+    monkeypatch.setattr(TokenizerTask, "start_codebook", lambda self, step: started.append(step) or start(self, step))
+    run_tokenizer(folder, tmp_path / "run", 0)
+    assert started == [3, 4]
+
+
 def test_processes_end_with_their_batches(folder):
     others = multiprocessing.active_children()
     source = open_pixels(folder, SIZE, workers=1)
