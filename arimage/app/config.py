@@ -9,7 +9,7 @@ import typer
 from pydantic import ConfigDict, create_model
 
 from ..media.texts import read_text
-from ..settings.schema import check
+from ..settings.schema import Text, check
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -35,8 +35,8 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     fields: dict[str, Any] = {}
     for option, name in names.items():
         kind = kinds[str(name)]
-        # Paths are texts in a file.
-        kind = str if kind in (Path, Path | None) else kind
+        # Paths are texts in a file. An empty one would be the current folder.
+        kind = Text if kind in (Path, Path | None) else kind
         fields[option] = (kind, None)
     schema = create_model("Options", __config__=ConfigDict(extra="forbid", strict=True), **fields)
     given = check(schema, read, file).model_dump(exclude_unset=True)

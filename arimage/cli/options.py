@@ -275,6 +275,8 @@ def check_loras(texts: list[str]) -> None:
     """Check the values of an option --lora: their scales, their files, and that peft is installed."""
     for text in texts:
         source, _ = parse_lora(text)
+        if not source:
+            raise ValueError("--lora is empty: give a file, a folder or a Hub repository")
         path = Path(source).expanduser()
         if not path.exists() and (path.suffix == ".safetensors" or source.count("/") != 1):
             raise ValueError(f"--lora is {text}: {source} is neither a file, a folder nor a Hub repository")

@@ -171,7 +171,12 @@ class Job:
 
     @cached_property
     def held_out_images(self) -> "PixelSource | None":
-        return None if self.held_out is None else _open_pixels(self.held_out)
+        if self.held_out is None:
+            return None
+        found = _open_pixels(self.held_out)
+        if both := self.examples.shared_with(found):
+            logger.warning(f"{both} of {len(found)} images of --held-out are in --train too: give others")
+        return found
 
     @cached_property
     def against(self) -> Reference:

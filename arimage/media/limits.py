@@ -1,5 +1,6 @@
 """How much work the file of an image may ask for: checked before a decoder or Pillow's reader of EXIF data sees it."""
 
+import math
 import re
 import struct
 
@@ -15,6 +16,10 @@ MAX_FRAMES = 10_000
 MAX_ANIMATED_PIXELS = 2**28
 # Of the frames of a video that are read: 3 GB.
 MAX_VIDEO_PIXELS = 2**30
+
+# Of an image that is to cover a size, a side that is so many times longer than what is shown of it is cropped before
+# it is resized, to this many pixels more than that on either side, times what it shrinks by.
+LONG, MARGIN = 8, 8
 
 # The markers of JPEG data that begin a segment, and that of its end; others are stuffing, fill bytes and restarts.
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
@@ -104,3 +109,24 @@ def check_pixels(name: str, image: Image.Image, frames: int = 1) -> None:
             f"{name} has {frames} frames of {image.width}x{image.height} pixels: give at most {MAX_FRAMES}, and at "
             f"most {MAX_ANIMATED_PIXELS} pixels in all of them"
         )
+
+
+def shown_part(given: tuple[int, int], size: tuple[int, int]) -> tuple[slice, slice]:
+    """The rows and columns of an image of `given` height and width that are needed of it, resized to cover `size` and
+    cropped around its centre: all of them but of very long images, which would take gigabytes meanwhile."""
+    scale = max(wanted / there for wanted, there in zip(size, given, strict=True))
+    margin = MARGIN * max(1, 1 / scale)
+    found = []
+    for there, wanted in zip(given, size, strict=True):
+        needed = wanted / scale
+        # As much on either side, so that the centre stays.
+        left_out = max(0, math.floor((there - needed) / 2 - margin)) if there > LONG * needed else 0
+        found.append(slice(left_out, there - left_out))
+    return found[0], found[1]
+
+
+def long_cropped(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The `shown_part` of an image."""
+    rows, columns = shown_part((image.height, image.width), size)
+    box = columns.start, rows.start, columns.stop, rows.stop
+    return image if box == (0, 0, *image.size) else image.crop(box)

@@ -1,9 +1,10 @@
 """Files of images and videos, written, with what made them inside (`metadata.py`)."""
 
 import re
+import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import suppress
 from itertools import count as counted
 from pathlib import Path
 
@@ -41,20 +42,29 @@ def write_video(frames: list[Image.Image], path: Path, fps: int, text: str | Non
 
 
 def _encode(frames: list[Image.Image], path: Path, fps: int, text: str | None) -> None:
-    from imageio_ffmpeg import write_frames
+    from imageio_ffmpeg import get_ffmpeg_exe
 
+    width, height = frames[0].size
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
     # Players guess the matrix of a video that does not name it by its height. H.264 has even sides.
     options = ["-vf", f"scale=ceil(iw/2)*2:ceil(ih/2)*2:{SCALER}", "-colorspace", "smpte170m", "-color_range", "tv"]
     options += [] if text is None else ["-metadata", f"comment={MARK}{text}"]
-    with replacing(path) as file:
-        writer = write_frames(
-            str(file.absolute()), frames[0].size, fps=fps, macro_block_size=1, ffmpeg_log_level="error",
-            output_params=options,
-        )  # fmt: skip
-        with closing(writer):
-            writer.send(None)
-            for frame in frames:
-                writer.send(frame.convert("RGB").tobytes())
+    codec = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", "25"]
+    with replacing(path) as file, tempfile.TemporaryFile() as said:
+        # imageio-ffmpeg's own writer does not say that ffmpeg has failed, as where the disk is full.
+        command = [get_ffmpeg_exe(), "-y", "-v", "error", *source, *codec, *options, str(file.absolute())]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said) as process:
+            assert process.stdin is not None
+            # One that ends early says why.
+            with suppress(BrokenPipeError), process.stdin as pipe:
+                for frame in frames:
+                    pipe.write(frame.convert("RGB").tobytes())
+        if process.returncode:
+            said.seek(0)
+            reason = (
+                " ".join(said.read().decode("utf-8", "replace").split()) or f"ffmpeg ended with {process.returncode}"
+            )
+            raise OSError(f"{path} cannot be written ({reason}): make room on the disk, and write it again")
 
 
 def grid_of(images: list[Image.Image], rows: int) -> Image.Image:

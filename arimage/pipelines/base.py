@@ -248,15 +248,20 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
         pipe = cls(**{**settings, **parts, **kwargs})
         pipe.register_to_config(_name_or_path=pipeline.name_or_path)
         if isinstance(pipeline, ARPipeline):
-            pipe.generation_config = dict(pipeline.generation_config)
-            pipe.decoding, pipe._own_decoding = pipeline.decoding, pipeline._own_decoding
-            for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):
-                setattr(pipe, name, getattr(pipeline, name))
+            pipe.take_defaults(pipeline)
             pipe._tiling = pipeline._tiling
-            pipe.known_captions = pipeline._own_captions
         if dtypes:
             pipe.to(dtype=dtype)
         return pipe
+
+    def take_defaults(self, pipeline: "ARPipeline") -> None:
+        """Take the defaults of calls from another pipeline, such as sampling settings, decoding and order, and the
+        captions that it knows."""
+        self.generation_config = dict(pipeline.generation_config)
+        self.decoding, self._own_decoding = pipeline.decoding, pipeline._own_decoding
+        for name in set(self._saved_defaults) & set(pipeline._saved_defaults):
+            setattr(self, name, getattr(pipeline, name))
+        self.known_captions = pipeline._own_captions
 
     # Memory
 

@@ -79,14 +79,27 @@ def check_sides(pixels: torch.Tensor, factor: int, what: str = "images", model: 
         )
 
 
+def check_encoded(latents: torch.Tensor) -> torch.Tensor:
+    """Latents that an encoder gives, which have a nearest code whatever they are.
+
+    Raises:
+        ValueError: if they are not finite.
+    """
+    if not latents.isfinite().all():
+        raise ValueError(
+            "what the image or video tokenizer encodes is not finite: check its weights, or load it in float32"
+        )
+    return latents
+
+
 class TilingMixin(AutoencoderMixin):
     """`enable_slicing` and `enable_tiling` of diffusers for a tokenizer.
 
     Slicing encodes and decodes the images of a batch one after the other, in the memory of one image. The results are
     the same up to rounding (1e-6), since torch computes convolutions in another way for another batch size.
 
-    The tokenizer calls its networks through `in_slices` and `in_tiles`. The settings are not part of its config and
-    are not saved.
+    The tokenizer calls its networks through `in_slices`, `in_tiles` and `encoded`. The settings are not part of its
+    config and are not saved.
     """
 
     config: Any
@@ -164,6 +177,14 @@ class TilingMixin(AutoencoderMixin):
             if images.shape[-2] > tile[0] * before or images.shape[-1] > tile[1] * before:
                 return self.in_slices(lambda image: tiled(network, image, tile, stride, before, after), images)
         return self.in_slices(network, images) if self.use_slicing else network(images)
+
+    def encoded(self, encoder: Network, images: torch.Tensor) -> torch.Tensor:
+        """`in_tiles` of an encoder: latents [..., H / f, W / f] of images [..., H, W], f = `scale_factor`.
+
+        Raises:
+            ValueError: if they are not finite.
+        """
+        return check_encoded(self.in_tiles(encoder, images, before=self.scale_factor, after=1))
 
 
 class Tiling(TilingMixin):

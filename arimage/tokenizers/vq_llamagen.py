@@ -15,7 +15,7 @@ from ..kernels.group_norm import group_norm_silu
 from ..models.layers import GroupNorm
 from ..models.mixin import ModelMixin
 from ..settings.schema import Count, Layers, Width, Widths, checked
-from .tiling import TilingMixin, check_sides
+from .tiling import TilingMixin, check_encoded, check_sides
 
 
 class GroupNormSiLU(nn.GroupNorm):
@@ -231,7 +231,7 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
         Raises:
             ValueError: if a side of the images is not divisible by `scale_factor`.
         """
-        return self.nearest(self.encode_latents(images))
+        return self.nearest(check_encoded(self.encode_latents(images)))
 
     @apply_forward_hook
     def encode_latents(self, images: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from ..kernels.codebook import nearest_code
 from ..models.mixin import ModelMixin
 from ..settings.schema import Count, Layers, Scales, Share, Whole, Width, Widths, checked
-from .tiling import TilingMixin
+from .tiling import TilingMixin, check_encoded
 from .vq_llamagen import Decoder, Encoder, vectors_of
 
 
@@ -107,7 +107,7 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
             raise ValueError(
                 f"images of {height}x{width} pixels do not fit this tokenizer: resize them to {side}x{side}"
             )
-        latents = self.quant_conv(self.in_slices(self.encoder, images)).float()
+        latents = check_encoded(self.quant_conv(self.in_slices(self.encoder, images)).float())
         accumulated, codebook = torch.zeros_like(latents), self.code_vectors()
         codes = []
         for scale, p in enumerate(self.config.scales):

@@ -14,6 +14,7 @@ from ..pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ..pipelines.kinds.class_or_text import ClassOrTextPipeline
 from ..pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
 from ..pipelines.latent_llama.transformer_latent_llama import velocity
+from ..tokenizers.tiling import check_encoded
 from .orders import Orders
 
 
@@ -173,7 +174,7 @@ class LatentLosses(PrefixLosses):
         self._kept = torch.tensor(diffusion_tables(pipe.transformer.config.num_train_timesteps).alphas_cumprod)
 
     def tokens(self, pixels: torch.Tensor) -> torch.FloatTensor:
-        return self.pipe.to_tokens(self.pipe.vq.encode_latents(pixels))
+        return self.pipe.to_tokens(check_encoded(self.pipe.vq.encode_latents(pixels)))
 
     def __call__(self, captions, tokens, unconditional, count, generator):
         condition = self.conditions(captions) | {"unconditional": unconditional.to(tokens.device)}

@@ -2,9 +2,11 @@
 memory does not grow with the data set."""
 
 import copy
+import functools
 import hashlib
 import io
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,10 @@ from torch.utils.data import Dataset
 
 from ..media.files import open_image, to_rgb, to_rgba
 from ..media.folders import say_left_out
-from .data.folder import SHARDS, check_found, column_of
+from .data.folder import SHARDS, check_found, column_of, split_folder
 from .data.shards import IMAGES, check_shards, encoded, has_rows, load_rows, open_shard, pattern_of
 from .data.sources import find_data
-from .data.splits import base_of, part_of
+from .data.splits import part_of
 from .resuming import digest
 from .tokens.batches import Epochs, Prepared
 from .tokens.views import centre_crop
@@ -42,6 +44,15 @@ class FolderImages:
     def __len__(self) -> int:
         return len(self.names)
 
+    def places(self) -> Iterator[str]:
+        """Where each image is, whatever folder above it is named."""
+
+        @functools.cache
+        def resolved(place: str) -> str:
+            return os.path.realpath(self.folder / place)
+
+        return (os.path.join(resolved(os.path.dirname(name)), os.path.basename(name)) for name in self.names)
+
     def __getitem__(self, number: int) -> tuple[str, Path | io.BytesIO]:
         path = self.folder / self.names[number]
         return str(path), path
@@ -49,18 +60,25 @@ class FolderImages:
 
 @dataclass(frozen=True)
 class TableImages:
-    """Images in the column `image` of a `datasets.Dataset`, whose paths are relative to `folder`."""
+    """Images in the column `image` of a `datasets.Dataset`, whose paths are relative to `folder`: those with these
+    `numbers` in the files `source`, or in the split of the Hub that it names."""
 
     rows: Any
     name: str
     image: str
     folder: Path | None
+    source: tuple[str, ...]
+    numbers: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def places(self) -> Iterator[tuple[tuple[str, ...], int]]:
+        """Where each image is."""
+        return ((self.source, number) for number in self.numbers)
+
     def __getitem__(self, number: int) -> tuple[str, Path | io.BytesIO]:
-        where = f"{self.name}, row {number + 1}"
+        where = f"{self.name}, row {self.numbers[number] + 1}"
         found = encoded(where, self.image, self.rows[number][self.image], self.folder)
         if found["bytes"] is None:
             return found["path"], Path(found["path"])
@@ -90,12 +108,11 @@ class PixelSource:
         return {"count": len(self), "size": self.size, "seed": self.seed, "images": images}
 
     def shared_with(self, other: "PixelSource") -> int:
-        """How many images of another source are in this one too, as far as their names or samples of them say it."""
-        ours, theirs = self.files, other.files
-        if isinstance(ours, FolderImages) and isinstance(theirs, FolderImages):
-            same = ours.folder.resolve() == theirs.folder.resolve()
-            return len({*ours.names} & {*theirs.names}) if same else 0
-        return len(other) if self.about == other.about else 0
+        """How many images of another source are in this one too, as far as their paths, their numbers in the same
+        tables, or samples of them say it."""
+        theirs = set(other.files.places())
+        both = sum(place in theirs for place in self.files.places())
+        return both or (len(other) if self.about == other.about else 0)
 
     def read(self, images: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Some images by their numbers, and their coverage: squares in the middle, resized to S x S pixels.
@@ -163,8 +180,8 @@ def open_pixels(
             webdataset .tar files; or the id of a data set of the Hub. Other files of a folder are counted and named in
             a warning.
         size: pixels along each side of the images.
-        split: of a data set of the Hub, or of shards that are named after splits; and which part of it is taken, as
-            in "train[:1000]". A folder of images has only "train".
+        split: of a data set of the Hub, of shards that are named after splits, or of a folder with folders such as
+            train and val; and which part of it is taken, as in "train[:1000]".
         image: the column of the images; by default the first of `IMAGES`.
         seed: of the order in which images are learned.
         workers: processes that prepare batches.
@@ -177,17 +194,15 @@ def open_pixels(
     name = str(data)
     found = find_data(name, split=split)
     if found.folder is not None:
-        base = base_of(split)
-        if base != "train":
-            raise ValueError(f"{name} has no splits, and {base!r} is asked for: leave out --split")
-        check_found(Path(name), found.folder, videos=False)
-        say_left_out(name, [*found.folder.others, *found.folder.lost])
-        names = found.folder.files
-        chosen = [names[number] for number in part_of(name, split, len(names))]
-        return PixelSource(FolderImages(Path(name), chosen), size, seed, workers)
+        folder, listing = split_folder(name, found.folder, split, videos=False, captions=False)
+        check_found(folder, listing, videos=False)
+        say_left_out(name, [*listing.others, *listing.lost])
+        chosen = [listing.files[number] for number in part_of(name, split, len(listing.files))]
+        return PixelSource(FolderImages(folder, chosen), size, seed, workers)
     if found.shards is None:
         rows, columns = load_rows(name, name, split=split, streaming=False)
         column = column_of(name, columns, image, IMAGES, "image")
+        source, numbers = (name, split), range(len(rows))
     else:
         shards = list(filter(has_rows, found.shards))
         if not shards:
@@ -200,16 +215,17 @@ def open_pixels(
         )
         try:
             # Their split is chosen already.
-            part = split.replace(base_of(split), "train")
-            rows, _ = load_rows(kind, name, split=part, streaming=False, **files)
+            rows, _ = load_rows(kind, name, split="train", streaming=False, **files)
         except ValueError:
             check_shards(shards, column)
             raise
+        source, numbers = tuple(str(path.resolve()) for path in shards), part_of(name, split, len(rows))
+        rows = rows.select(numbers)
     rows = rows.select_columns([column])
     if isinstance(rows.features[column], datasets.Image):
         rows = rows.cast_column(column, datasets.Image(decode=False))
     folder = None if found.shards is None else found.shards[0].parent
-    return PixelSource(TableImages(rows, name, column, folder), size, seed, workers)
+    return PixelSource(TableImages(rows, name, column, folder, source, numbers), size, seed, workers)
 
 
 def open_both(

@@ -34,8 +34,7 @@ def save_trained(
     }
     _, options = pipe._get_signature_keys(pipe)
     half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys() if name in pipe.config})
-    half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
-    half.known_captions = pipe.known_captions
+    half.take_defaults(pipe)
 
     def save(partial: Path) -> None:
         half.save_pretrained(partial)

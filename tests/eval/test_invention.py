@@ -51,6 +51,12 @@ def test_a_run_is_scored_next_to_held_out_images_with_a_sheet(run, tmp_path, com
     assert (sheet[14:78, 128:192] != sheet[78:142, 128:192]).any()
 
 
+def test_held_out_images_that_were_trained_are_counted(tmp_path, caplog):
+    train = save(tmp_path / "train", pictures(5, 1))
+    score_images(save(tmp_path / "some", pictures(3, 0)), metrics="nearest", train=train, held_out=train, device="cpu")
+    assert "5 of 5 images of --held-out are in --train too" in caplog.text
+
+
 def test_folders_and_classes_are_compared_with_shards(tmp_path, write_run):
     import pyarrow as pa
     import pyarrow.parquet as pq

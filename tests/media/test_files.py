@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -450,6 +451,20 @@ def test_a_video_is_read_at_the_rate_that_is_asked_for(suffix, tmp_path):
     assert levels() == list(range(30)) and levels(30) == list(range(30)) and levels(None, 3) == [0, 1, 2]
     assert levels(10) == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28]
     assert levels(10, 2) == [1, 4] and len(levels(60)) in (59, 60)
+
+
+@needs_mp4
+def test_a_video_that_is_not_written_whole_is_an_error_and_leaves_what_was_there(tmp_path):
+    path, frames = tmp_path / "film.mp4", [square(x) for x in range(9)]
+    write_video(frames, path, 8)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+        with pytest.raises(OSError, match="film.mp4 cannot be written .*make room"):
+            write_video(frames, path, 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 @needs_mp4

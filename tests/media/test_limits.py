@@ -6,12 +6,16 @@ import struct
 import time
 import zlib
 
+import numpy as np
 import pytest
 from media import media_kit
 from PIL import Image, ImageFile
 
 from arimage.media import limits
 from arimage.media.files import open_image, read_image, read_video, to_rgb
+from arimage.pipelines.lumina_dimoo.prompts import crop_picture
+from arimage.pipelines.pictures.videos import cover_levels, prepare_images
+from arimage.training.tokens.views import views_of
 
 
 def saved(format, size=(64, 64), **options):
@@ -100,6 +104,31 @@ def test_more_pixels_than_pillow_calls_safe_are_refused(monkeypatch):
         open_image("image", io.BytesIO(saved("PNG", (64, 65))))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     open_image("image", io.BytesIO(saved("PNG", (64, 65))))
+
+
+COVER = {
+    "frames": lambda image: prepare_images(image, (256, 256)),
+    "levels of frames": lambda image: prepare_images(image, (256, 256), cover_levels),
+    "views": lambda image: views_of(image, (256, 256), "ten-crop"),
+    "pictures to edit": lambda image: crop_picture(image),
+}
+
+
+@pytest.mark.parametrize("kind", COVER)
+def test_a_very_long_image_is_cropped_before_it_is_enlarged(kind):
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for size in ((1, 20_000), (20_000, 1)):
+        COVER[kind](Image.new("RGB", size))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300_000
+
+
+def test_no_other_image_is_cropped_and_the_middle_stays():
+    for given in ((480, 848), (480, 3000), (100, 800)):
+        assert limits.shown_part(given, (64, 64)) == (slice(0, given[0]), slice(0, given[1]))
+    # Stripes, whose middle shows whether it moved.
+    image = Image.fromarray((np.arange(3 * 4001 * 3) // 9 % 7 * 40).astype(np.uint8).reshape(3, 4001, 3))
+    expected = image.resize((4001 * 4, 12), Image.Resampling.BICUBIC).crop((2 * 4001 - 6, 0, 2 * 4001 + 6, 12))
+    assert (views_of(image, (12, 12), "centre")[0].permute(1, 2, 0).numpy() == np.asarray(expected)).mean() > 0.9
 
 
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".png"])

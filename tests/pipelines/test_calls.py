@@ -345,6 +345,22 @@ def test_pixels_that_are_not_finite_are_an_error(output_type):
         pipe(class_labels=1, output_type=output_type)
 
 
+@pytest.mark.every(2)
+@pytest.mark.parametrize("name", BUILD)
+def test_given_pixels_that_an_encoder_makes_no_numbers_of_are_an_error(name):
+    pipe = EVERY[name]()
+    parts = [part for key, part in pipe.components.items() if key != "text_encoder" and hasattr(part, "named_modules")]
+    encoders = [
+        one for part in parts for place, one in part.named_modules() if place.rpartition(".")[2].startswith("encoder")
+    ]
+    for encoder in encoders:
+        for weight in encoder.parameters():
+            weight.data.fill_(float("nan"))
+    image, mask = np.zeros((8, 8, 3), dtype=np.float32), np.ones((8, 8), dtype=np.float32)
+    with pytest.raises(ValueError, match="encodes is not finite"):
+        pipe(**condition_of(pipe), image=image, mask_image=mask)
+
+
 @pytest.mark.parametrize("name", ["llamagen-text", "var-text"])
 def test_a_word_of_a_million_letters_is_cut_before_it_is_read(pipes, name):
     pipe = pipes[name]

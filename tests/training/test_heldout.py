@@ -159,6 +159,32 @@ def test_files_of_a_folder_that_are_in_both_sets_are_counted(tmp_path, caplog):
     assert "4 of 4 held-out images are in --data too" in caplog.text
 
 
+def test_files_of_a_folder_in_the_other_one_are_counted(tmp_path, caplog):
+    data = class_folders(tmp_path / "data", "ab", 4)
+    (tmp_path / "link").symlink_to(data / "b")
+    whole = {"split": "train", "heldout_split": "train"}
+    for one, other in ((data, data / "b"), (data, tmp_path / "link"), (data / "a" / ".." / "b", data / "b")):
+        caplog.clear()
+        open_both(one, other, 8, **whole)
+        assert "4 of 4 held-out images" in caplog.text
+    caplog.clear()
+    open_both(data / "b", data, 8, **whole)
+    assert "4 of 8 held-out images" in caplog.text
+    caplog.clear()
+    open_both(data / "a", data / "b", 8, **whole)
+    assert not caplog.text
+
+
+def test_rows_of_tables_that_are_in_both_sets_are_counted(tmp_path, caplog):
+    for number in range(2):
+        parquet(tmp_path / f"{number}.parquet", range(4 * number, 4 * number + 4), label=[0] * 4)
+    data, held = open_both(tmp_path, tmp_path, 8, split="train[3:]", heldout_split="train[:5]")
+    assert (len(data), len(held)) == (5, 5) and "2 of 5 held-out images" in caplog.text
+    caplog.clear()
+    open_both(tmp_path, tmp_path, 8, split="train[5:]", heldout_split="train[:5]")
+    assert not caplog.text
+
+
 def test_captions_of_a_batch_are_encoded_in_one_call():
     pipe = tiny_llamagen.text_pipeline()
     losses, calls = losses_of(pipe, "a red heart"), []

@@ -95,12 +95,17 @@ def test_a_picture_of_several_captions_is_learned_with_each(tmp_path):
         load_pairs(folder, (4, 4))
 
 
-def test_missing_captions_and_pictures_are_named(tmp_path):
+def test_missing_captions_and_pictures_are_named(tmp_path, caplog):
     folder = write_pictures(tmp_path / "some")
     for caption in (None, "{} in ink"):
         with pytest.raises(ValueError, match="images without captions or classes .one.png"):
             load_pairs(folder, (4, 4), caption)
     assert load_pairs(folder, (4, 4), "ink").captions == ["ink", "ink"]
+    (folder / "three.heic").touch()
+    (folder / "four.png").symlink_to(folder / "nowhere.png")
+    assert load_pairs(folder, (4, 4), "ink").captions == ["ink", "ink"]
+    assert "three.heic" in caplog.text and "four.png" in caplog.text
+    (folder / "four.png").unlink()
     (folder / "metadata.jsonl").write_text('{"file_name": "none.png", "text": "x"}\n')
     with pytest.raises(ValueError, match="line 1 of .* names none.png"):
         load_pairs(folder, (4, 4))

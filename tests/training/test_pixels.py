@@ -120,6 +120,13 @@ def test_a_part_of_a_split_is_taken(folder):
         open_pixels(folder, SIZE, split="train[7:]")
 
 
+def test_folders_of_splits_are_not_learned_together(tmp_path, caplog):
+    folder = folder_of(tmp_path, ["train/a/0.png", "train/b/1.png", "val/a/2.png"])
+    assert numbers_of(open_pixels(folder, SIZE).read([0, 1])[0]) == [0, 1] and "not val" in caplog.text
+    for split in ("val", "validation[:1]"):
+        assert numbers_of(open_pixels(folder, SIZE, split=split).read([0])[0]) == [2]
+
+
 # Batches
 
 
@@ -189,6 +196,19 @@ def test_a_resumed_tokenizer_is_the_same_with_any_workers(folder, tmp_path, monk
     run_tokenizer(folder, tmp_path / "cut", 1)
     whole, cut = (weights_of(tmp_path / run / "tokenizer" / "tokenizer") for run in ("whole", "cut"))
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
+
+
+def test_a_codebook_starts_though_its_step_was_skipped(folder, tmp_path, monkeypatch):
+    loss, start, started = TokenizerTask.loss, TokenizerTask.start_codebook, []
+
+    def not_finite_at_first(self, step):
+        found, figures = loss(self, step)
+        return found * (torch.nan if step == RECIPE["training"]["codebook_start"] else 1), figures
+
+    monkeypatch.setattr(TokenizerTask, "loss", not_finite_at_first)
+    monkeypatch.setattr(TokenizerTask, "start_codebook", lambda self, step: started.append(step) or start(self, step))
+    run_tokenizer(folder, tmp_path / "run", 0)
+    assert started == [3, 4]
 
 
 def test_processes_end_with_their_batches(folder):

@@ -28,6 +28,8 @@ Alternatives = Annotated[dict[Caption, Texts], Field(min_length=1)]
 
 def prompt_file(name: str | Path) -> Path:
     """The path of a file of prompts, which may be installed ones, by their name."""
+    if not str(name):
+        raise ValueError("the name of the prompts is empty: give a file, a folder or the name of installed prompts")
     entry = installed("prompts").get(str(name))
     return Path(name) if entry is None else entry.load().path
 

@@ -174,7 +174,7 @@ class ChameleonPipeline(ARImagePipeline):
         def encode(images: torch.Tensor) -> torch.Tensor:
             return self.vq.encode(images).latents
 
-        latents = self.tiling.in_tiles(encode, pixels.to(self.vq.dtype), before=self.scale_factor, after=1)
+        latents = self.tiling.encoded(encode, pixels.to(self.vq.dtype))
         latents = latents.permute(0, 2, 3, 1)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:3])
 

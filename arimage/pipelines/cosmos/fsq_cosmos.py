@@ -168,7 +168,7 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         """
         self.num_maps(video.shape[2])
         check_sides(video, self.scale_factor, "frames")
-        encoded = self.in_tiles(self.encoder, video, before=self.scale_factor, after=1)
+        encoded = self.encoded(self.encoder, video)
         return self.quantizer.encode(self.quant_conv(encoded).movedim(1, -1))
 
     def code_vectors(self) -> torch.Tensor:

@@ -104,7 +104,7 @@ class Emu3Pipeline(ARImagePipeline):
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
         vq = self.on_device(self.model).model.vqmodel
-        latents = self.tiling.in_tiles(partial(encode_latents, vq), pixels, before=self.scale_factor, after=1)
+        latents = self.tiling.encoded(partial(encode_latents, vq), pixels)
         latents = latents.permute(0, 2, 3, 1).to(self._execution_device)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
 

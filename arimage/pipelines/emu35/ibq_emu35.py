@@ -41,7 +41,7 @@ class IBQModel(TilingMixin, ModelMixin, VQModel):
     def encode_codes(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The codes [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
         pixels = pixels.to(self.encoder.conv_in.weight.dtype)
-        latents = self.in_tiles(lambda images: self.encode(images).latents, pixels, before=self.scale_factor, after=1)
+        latents = self.encoded(lambda images: self.encode(images).latents, pixels)
         vectors = latents.permute(0, 2, 3, 1)
         parts = vectors.flatten(0, 2).float().split(POSITIONS)
         codebook = self.codebook(vectors.device).float().T

@@ -10,7 +10,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 
 from ...models.mixin import ModelMixin
 from ...settings.schema import Count, Flag, Layers, Width, Widths, checked
-from ...tokenizers.tiling import TilingMixin
+from ...tokenizers.tiling import TilingMixin, check_encoded
 from ...tokenizers.vq_llamagen import Decoder, Encoder
 
 
@@ -78,7 +78,7 @@ class InfinityVQModel(TilingMixin, ModelMixin, ConfigMixin):
             raise ValueError(
                 f"images of {height}x{width} pixels do not fit these scales: resize them to {size[0]}x{size[1]}"
             )
-        latents = self.in_slices(self.encoder, images).float()
+        latents = check_encoded(self.in_slices(self.encoder, images)).float()
         accumulated, maps = torch.zeros_like(latents), []
         for rows, columns in scales:
             grid = (rows * self.patch, columns * self.patch)

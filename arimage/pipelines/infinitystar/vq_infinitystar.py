@@ -259,7 +259,7 @@ class InfinityStarVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         """
         self.num_latent_frames(video.shape[2])
         check_sides(video, self.scale_factor, "frames")
-        return self.in_tiles(self._encode, video, before=PIXELS, after=1)
+        return self.encoded(self._encode, video)
 
     @apply_forward_hook
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:

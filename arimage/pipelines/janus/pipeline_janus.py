@@ -129,7 +129,7 @@ class JanusPipeline(ARImagePipeline):
         """Encode images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine
         similarity. This is what the original code does; transformers compares vectors that are not normalised."""
         vq = self.parts.vqmodel
-        latents = self.tiling.in_tiles(vq.encoder, pixels.to(vq.dtype), before=self.scale_factor, after=1)
+        latents = self.tiling.encoded(vq.encoder, pixels.to(vq.dtype))
         latents = vq.quant_conv(latents).permute(0, 2, 3, 1)
         latents = F.normalize(latents.float(), dim=-1).to(self._execution_device)
         return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])

@@ -122,7 +122,7 @@ class LuminaDiMOOPipeline(ARImagePipeline):
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
         # This tokenizer reads levels from 0 to 1.
         levels = (pixels.to(self._execution_device) / 2 + 0.5).to(self.vq.dtype)
-        latents = self.tiling.in_tiles(lambda part: self.vq.encode(part).latents, levels, before=PATCH, after=1)
+        latents = self.tiling.encoded(lambda part: self.vq.encode(part).latents, levels)
         latents = latents.permute(0, 2, 3, 1).float()
         return nearest_code(latents.flatten(0, 2), self.codebook()).view(latents.shape[:3])
 

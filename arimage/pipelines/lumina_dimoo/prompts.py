@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
+from ...media.limits import long_cropped
 from ..text.tokenizing import check_special, tokenize
 from .vocabulary import (
     BEGIN_OF_ANSWER,
@@ -74,6 +75,7 @@ def crop_picture(image: Image.Image) -> Image.Image:
         return min(factors) / max(factors), size
 
     width, height = max(edited_sizes(), key=fit)
+    image = long_cropped(image, (height, width))
     while min(image.width // width, image.height // height) >= 2:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     scale = max(width / image.width, height / image.height)

@@ -130,7 +130,7 @@ class MARPipeline(ClassOrTextPipeline):
         def encode(images: torch.Tensor) -> torch.Tensor:
             return self.vae.encode(images).latent_dist.mode()
 
-        latents = self.tiling.in_tiles(encode, pixels.to(self.vae.dtype), before=self.vae_scale_factor, after=1)
+        latents = self.tiling.encoded(encode, pixels.to(self.vae.dtype))
         latents = latents * self.vae.config["scaling_factor"]
         patch = self.transformer.config.patch_size
         return F.unfold(latents.float(), kernel_size=patch, stride=patch).transpose(1, 2)

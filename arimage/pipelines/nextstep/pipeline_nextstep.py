@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Model
 from ...decoding import AutoregressiveDecoding, LatentSampling, Layout
 from ...decoding.contract.supports import Traits
 from ...models.denoising_head import DenoisingHead
-from ...tokenizers.tiling import Tiling
+from ...tokenizers.tiling import Tiling, check_encoded
 from ..abilities import LATENT_SAMPLING, Abilities
 from ..arguments import LatentArguments, pipeline_call
 from ..base import ARImagePipeline
@@ -169,7 +169,7 @@ class NextStepPipeline(ARImagePipeline):
     def encode_image(self, pixels: torch.Tensor) -> torch.FloatTensor:
         """The tokens [B, N, D] of images [B, 3, H, W] in [-1, 1], as the language model reads them."""
         vae, patch, side = self.on_device(self.vae), self.config.patch_size, self.config.reference_norm_size
-        latents = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode()
+        latents = check_encoded(vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode())
         if side is not None:
             patches = F.unfold(latents, side, stride=side).transpose(1, 2)
             patches = F.layer_norm(patches, patches.shape[-1:], eps=NORM_EPS).transpose(1, 2)

@@ -9,6 +9,7 @@ import torch
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from PIL import Image
 
+from ...media.limits import shown_part
 from .images import to_pixels
 
 
@@ -17,6 +18,7 @@ def cover(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     # Not with the module, since a video that begins with a text needs none of it.
     from torchvision.transforms import functional as vision
 
+    pixels = _shown(pixels, size)
     scale = max(wanted / given for wanted, given in zip(size, pixels.shape[2:], strict=True))
     covering = [math.ceil(scale * given) for given in pixels.shape[2:]]
     return vision.center_crop(vision.resize(pixels, covering, antialias=True), list(size))
@@ -25,6 +27,7 @@ def cover(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 def cover_levels(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """`cover` with PIL's Lanczos filter, on the 256 levels of PIL images, as the authors of some models do. Images
     that have the size are not changed."""
+    pixels = _shown(pixels, size)
     height, width = pixels.shape[2:]
     if (height, width) == size:
         return pixels
@@ -41,6 +44,11 @@ def cover_levels(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         resized = image.resize(covering[::-1], Image.Resampling.LANCZOS)
         found.append(vision.to_tensor(resized.crop((left, top, left + size[1], top + size[0]))) * 2 - 1)
     return torch.stack(found)
+
+
+def _shown(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    rows, columns = shown_part((pixels.shape[2], pixels.shape[3]), size)
+    return pixels[:, :, rows, columns]
 
 
 def prepare_images(

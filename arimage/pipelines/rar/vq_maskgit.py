@@ -143,7 +143,7 @@ class MaskGITVQModel(TilingMixin, ModelMixin, ConfigMixin):
         """The vectors [B, latent_channels, H / f, W / f] of images, whose nearest codes `encode` returns."""
         check_sides(images, self.scale_factor)
         # The network works on levels from 0 to 1.
-        return self.in_tiles(self.encoder, (images + 1) / 2, before=self.scale_factor, after=1)
+        return self.encoded(self.encoder, (images + 1) / 2)
 
     @apply_forward_hook
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:

@@ -55,6 +55,9 @@ pipe = DiffusionPipeline.from_pretrained({quoted}, trust_remote_code=True)
 def local_folder(name: str | os.PathLike) -> Path | None:
     """The folder at a path, in which ~ is the home folder; None for a name, such as that of a Hub repository."""
     text = os.fspath(name)
+    if not text:
+        # It would be the current folder.
+        raise ValueError("the name is empty: give a folder, a name that `arimage models` lists or a Hub repository")
     folder = Path(os.path.expanduser(text))
     if folder.is_dir():
         return folder

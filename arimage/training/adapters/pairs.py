@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from ...media.folders import IMAGE_SUFFIXES, list_files
+from ...media.folders import IMAGE_SUFFIXES, Listing, list_files, say_left_out
 from ..data.pictures import to_unit_range
 from ..data.row import SEPARATOR, decode
 from ..data.sources import open_source
@@ -59,9 +59,10 @@ def load_pairs(data: str | Path, size: tuple[int, int], caption: str | None = No
 
 
 def _rows(data: str, alike: bool) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    files = list_files(Path(data), IMAGE_SUFFIXES).files if alike and Path(data).is_dir() else []
-    if files:
-        for name in files:
+    found = list_files(Path(data), IMAGE_SUFFIXES) if alike and Path(data).is_dir() else Listing()
+    if found.files:
+        say_left_out(data, [*found.others, *found.lost])
+        for name in found.files:
             path = str(Path(data) / name)
             yield path, {"bytes": None, "path": path}, [""]
         return

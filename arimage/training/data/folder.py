@@ -130,7 +130,7 @@ def open_folder(
     classes: list[str] | None,
 ) -> Source:
     """Images or videos of a folder as rows, in the order of their names; see `open_source`."""
-    folder, listing = _split(data, listing, split, videos, captions)
+    folder, listing = split_folder(data, listing, split, videos, captions)
     check_found(folder, listing, videos)
     rest = [*listing.others, *listing.lost]
     found, notes = captions_of(folder, listing) if captions or not videos else ([], [])
@@ -227,7 +227,7 @@ def _class_folders(data: str, folder: Path, listing: Listing, classes: list[str]
     return Layout(names, labels, "label", True, found if classes is None else classes, left=left)
 
 
-def _split(data: str, listing: Listing, split: str, videos: bool, captions: bool) -> tuple[Path, Listing]:
+def split_folder(data: str, listing: Listing, split: str, videos: bool, captions: bool) -> tuple[Path, Listing]:
     """The folder of a split, and what it holds, where all files are in folders that are named after splits, and those
     are no classes: they hold folders of classes, captions, or videos that need none."""
     folder, base = Path(data), base_of(split)

@@ -39,6 +39,11 @@ class MovingCodebook(nn.Module):
         self.register_buffer("sums", codes.detach().float().clone())
         self.register_buffer("codes", self.sums.clone())
 
+    @property
+    def follows(self) -> bool:
+        """Whether it has moved towards any points."""
+        return bool((self.counts != 1).any())
+
     def start(self, codes: torch.Tensor) -> None:
         self.codes.copy_(codes)
         self.sums.copy_(codes)

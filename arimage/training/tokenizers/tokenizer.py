@@ -126,7 +126,8 @@ class TokenizerTask(nn.Module):
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         images, weight = self.batch(step)
-        if step == self.settings.codebook_start:
+        # Where the step that started it was skipped, the next one does.
+        if step >= self.settings.codebook_start and not self.quantiser.codebook.follows:
             self.start_codebook(step)
         latents = self.encode(images)
         figures = {}

@@ -225,7 +225,7 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
         parts = {"transformer": changed} | {name: parts[name] for name in ("vq", "upscaler") if name in parts}
     kind: Any = type(pipe)
     new = kind(**parts, id2label=None if names is None else dict(enumerate(names)))
-    new.generation_config, new.decoding = dict(pipe.generation_config), pipe.decoding
+    new.take_defaults(pipe)
     return new
 
 

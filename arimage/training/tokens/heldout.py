@@ -62,10 +62,10 @@ def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
         if len(held) == count:
             break
         if labels is not None and left is not None:
-            rest = left - np.bincount(labels[rows], minlength=len(left))
-            if (rest[labels[rows]] < 1).any():
+            of, counts = np.unique(labels[rows], return_counts=True)
+            if (left[of] <= counts).any():
                 continue
-            left = rest
+            left[of] -= counts
         held.append(rows)
     if not held:
         return cache, None

@@ -7,6 +7,8 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import five_crop
 
+from ...media.limits import long_cropped
+
 
 Views = Literal["centre", "centre-flip", "ten-crop"]
 COUNTS: dict[str, int] = {"centre": 1, "centre-flip": 2, "ten-crop": 10}
@@ -23,6 +25,7 @@ def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     """The middle of an image in `size` (height, width) pixels: halved by averages while it is twice as large, then
     bicubic (ADM, https://arxiv.org/abs/2105.05233)."""
     height, width = size
+    image = long_cropped(image, size)
     while image.height >= 2 * height and image.width >= 2 * width:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     scale = max(height / image.height, width / image.width)

@@ -86,7 +86,7 @@ def narrower(pipe: ARPGPipeline, cache: TokenCache, width: int) -> ARPGPipeline:
     new = type(old).from_config(dict(old.config) | {"intermediate_size": width})
     new.load_state_dict(weights)
     changed = type(pipe)(**pipe.components | {"transformer": new})
-    changed.generation_config, changed.decoding = pipe.generation_config, pipe.decoding
+    changed.take_defaults(pipe)
     return changed
 
 

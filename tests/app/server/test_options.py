@@ -188,6 +188,7 @@ def test_a_file_holds_options(served, tmp_path, name, text):
         ("a.toml", 'model = "emoji-llamagen"', "model is"),
         ("a.toml", 'log-level = "loud"', "log-level is 'loud'"),
         ("a.toml", "port = 99999", "--port is 99999"),
+        ("a.toml", 'lora-root = ""', "lora-root is ''"),
         ("a.toml", "port = ", "cannot be read"),
         ("a.yaml", "- port", "a table of settings"),
         ("a.yaml", "port: [", "cannot be read"),

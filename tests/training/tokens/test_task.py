@@ -324,6 +324,18 @@ def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
         with_classes(pipe, cache, adapter=True)
 
 
+def test_defaults_of_a_model_are_those_of_what_it_becomes(made, tmp_path):
+    table = '[generation.sampling]\norder = "raster"\ntop_k = 3\n[generation.decoding]\nname = "ar"'
+    path, tokens = recipe(tmp_path, "ARPGPipeline", training=table, steps=1), made / "ARPGPipeline-tokens"
+    train(path, tokens, tmp_path / "first")
+    # A recipe without defaults trains it further.
+    path = recipe(tmp_path, "ARPGPipeline", steps=1)
+    train(path, tokens, tmp_path / "second", start_from=str(tmp_path / "first" / "model"))
+    for run in ("first", "second"):
+        pipe = AutoPipeline.from_pretrained(tmp_path / run / "model")
+        assert (pipe.order, pipe.generation_config["top_k"]) == ("raster", 3)
+
+
 def test_more_classes_than_the_memory_holds_are_refused(made, tmp_path):
     tokens = shutil.copytree(made / "LlamaGenPipeline-tokens", tmp_path / "tokens")
     index = json.loads((tokens / "tokens.json").read_text()) | {"num_classes": 2**39, "classes": None}
