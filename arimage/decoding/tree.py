@@ -34,7 +34,7 @@ class DraftTree:
         ended: bool [B, M + 1], where no token is decided after a node, since it has no draft, or is not fed.
         parents: int64 [B, M + 1], nodes; node 0 is its own parent.
         ranks: int64 [B, M + 1], the place of a draft among the candidates of its group.
-        groups: int64 [B, M + 1], the group that a draft comes from, counted over all levels from 1 on; 0 for node 0.
+        groups: int64 [B, M + 1], the group that a draft comes from, counted over all levels from 0 on; 0 for node 0.
         depths: int64 [B, M + 1], 1 for node 0.
         broken: bool [B], whether any scores are not finite.
     """
@@ -80,7 +80,8 @@ class TreeShape:
         level = torch.where(group < 2, group, 2 + (group - 2) // width)
         # The first candidate of the level before.
         before = torch.where(level < 3, level - 1, 2 + (level - 3) * width).clamp(min=0) * width
-        self._table = torch.stack([before, rank, group, level + 1])
+        # The root and the rest of its group, of which the trees of finished images are made, count as its children.
+        self._table = torch.stack([before, rank, group.clamp(min=1) - 1, level + 1])
         # The root comes first, since NaN is sorted before all numbers. The rest of its group come last: they are no
         # candidates.
         others = torch.full((1, 1, width), -1.0, device=device, dtype=torch.float32)
@@ -144,7 +145,7 @@ class TreeShape:
         batch, width = len(tokens), self.width
         at = torch.add(tree.ranks[:, 1:], parents, alpha=width)
         children = tokens.new_full((batch, (self.nodes + 1) * width), -1).scatter_(1, at, tokens)
-        groups = torch.zeros_like(tree.parents).scatter_(1, parents, tree.groups[:, 1:] - 1)
+        groups = torch.zeros_like(tree.parents).scatter_(1, parents, tree.groups[:, 1:])
         return children.unflatten(1, (-1, width)), groups
 
 

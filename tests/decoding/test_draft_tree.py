@@ -76,6 +76,12 @@ def test_drafts_are_tested_at_once_as_one_after_another(table_model, acceptance)
     assert torch.equal(sampled[which < 0], tokens[which < 0])
 
 
+def test_a_static_tree_may_have_fewer_nodes_than_children(table_model):
+    """Also while some images of a batch are finished."""
+    model, decoding = table_model(), decoding_of("static", (2, 3, 1))
+    assert_follows(sample_images(model, decoding, Sampling(), 3_000), model.joint(Sampling()), 3)
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("sampling", "shape"), list(zip(SAMPLINGS, itertools.cycle(SHAPES), strict=False)))
 def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model, sampling, shape):

@@ -120,6 +120,15 @@ def test_kept_tokens_are_a_group_of_their_own(pipe):
         pipe(decoding=GroupDecoding(3), **settings, **edit_of((1, 3), (1, 3), (0, 3)))
 
 
+def test_images_that_keep_more_or_less_have_the_groups_that_they_have_alone(pipe):
+    settings, edit = {"decoding": GroupDecoding(3), "order": "locality", **LATENT}, edit_of((1, 3), (0, 4), (0, 3))
+    output = pipe(class_labels=LABELS, generator=seeded(5, 6, 7), batch_size=1, **settings, **edit)
+    for i, label in enumerate(LABELS):
+        one = {name: value[i : i + 1] if name != "guidance_scale" else value for name, value in edit.items()}
+        alone = pipe(class_labels=label, generator=seeded(5 + i), **settings, **one)
+        assert torch.equal(alone.images[0], output.images[i])
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_order_is_saved(family, tmp_path):

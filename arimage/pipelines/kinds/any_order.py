@@ -98,11 +98,7 @@ class AnyOrderPipeline(UpscalingPipeline):
                 raise ValueError(
                     f"order is {order!r}: choose among {', '.join(get_args(Order))}, or give a LongTensor"
                 )
-            kept = None if generated is None else ~generated
-            first = 0 if kept is None else int(kept.sum(1).max())
-            grouped = isinstance(decoding, GroupDecoding)
-            sizes = decoding.sizes(count, first) if grouped else LOCALITY.sizes(count)
-            places = order_of(order, shape, call.seeds, sizes, kept)
+            places = _places(order, shape, call.seeds, decoding, None if generated is None else ~generated)
         else:
             whole = isinstance(order, torch.Tensor) and order.dtype in (torch.int64, torch.int32)
             if not whole or order.shape not in ((count,), (batch, count)):
@@ -176,3 +172,23 @@ class AnyOrderPipeline(UpscalingPipeline):
         model.merge_prompts([name for name in names for _ in range(call.num_images_per_prompt)])
         call.model = model
         return call
+
+
+def _places(
+    order: str,
+    shape: tuple[int, int],
+    seeds: torch.LongTensor,
+    decoding: Decoding | None,
+    kept: torch.BoolTensor | None,
+) -> torch.LongTensor | None:
+    """`order_of` the groups that a decoding has in each image, whose tokens `kept` [B, N] are one of them."""
+    count = shape[0] * shape[1]
+    if not isinstance(decoding, GroupDecoding) or order != "locality":
+        return order_of(order, shape, seeds, LOCALITY.sizes(count), kept)
+    if kept is None:
+        return order_of(order, shape, seeds, decoding.sizes(count))
+    numbers, places = kept.sum(1), seeds.new_empty(len(seeds), count)
+    for number in numbers.unique().tolist():
+        images = numbers == number
+        places[images] = order_of(order, shape, seeds[images], decoding.sizes(count, number), kept[images])
+    return places
