@@ -402,8 +402,9 @@ def lora(
             "train model --start-from ... --lora-rank 16`"
         )
     size = pipe.image_sizes[0]
-    pictures = load_pairs(data, size, caption)
-    old = None if prior is None else load_pairs(prior, size)
+    numbers = pipe.num_classes is not None
+    pictures = load_pairs(data, size, caption, numbers=numbers)
+    old = None if prior is None else load_pairs(prior, size, numbers=numbers)
     with alone_in(out):
         if prior_prompts is not None:
             from ..eval.runs.prompts import prompt_file, read_prompts

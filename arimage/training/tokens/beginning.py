@@ -223,6 +223,8 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
     if moved or pipe.num_classes != count:
         changed = _with_embeddings(pipe.components["transformer"], count, same)
         parts = {"transformer": changed} | {name: parts[name] for name in ("vq", "upscaler") if name in parts}
+    # As many classes without names are the model's own.
+    names = own if names is None and pipe.num_classes == count else names
     kind: Any = type(pipe)
     new = kind(**parts, id2label=None if names is None else dict(enumerate(names)))
     new.generation_config, new.decoding = dict(pipe.generation_config), pipe.decoding

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -322,6 +323,10 @@ def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
     assert not (after[key][1] == before[key]).all(-1).any()
     with pytest.raises(ValueError, match="which keeps the 10 classes of the model to start from, .'cow', 'ant', "):
         with_classes(pipe, cache, adapter=True)
+    # As many classes without names are its own.
+    for count, names in ((pipe.num_classes, pipe.class_names), (3, None)):
+        cache.index = replace(cache.index, classes=None, num_classes=count)
+        assert with_classes(pipe, cache).class_names == names
 
 
 def test_more_classes_than_the_memory_holds_are_refused(made, tmp_path):
