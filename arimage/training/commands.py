@@ -297,9 +297,9 @@ def train_model(
         if first and push_to_hub is not None:
             make_repository(push_to_hub, hub_token, private)
         task.fit(out, report_every, log_with=log_with, sharded=fsdp, **kept)
-    trained = out / ("adapter" if settings.lora_rank else "model")
     if not first:
         return
+    trained = task.trained(out)
     if settings.best is not None:
         typer.echo(f"{out / 'best'}: lowest loss of {settings.best}, at step {int(task.lowest[1])}")
     if push_to_hub is not None:

@@ -268,9 +268,13 @@ class TokenTask(nn.Module):
         shown = F.interpolate(shown.float().cpu(), (height * side // width, side), mode="area")
         save_grid(shown, path, columns)
 
+    def trained(self, out: Path) -> Path:
+        """OUT/model, the pipeline in the dtype that it is trained in, or OUT/adapter."""
+        return out / ("adapter" if self.settings.lora_rank else "model")
+
     def save(self, out: Path) -> None:
-        """Write OUT/model, the pipeline in the dtype that it is trained in, or OUT/adapter."""
-        self._save(out / ("adapter" if self.settings.lora_rank else "model"), out / RUN / SHEET)
+        """Write `trained`."""
+        self._save(self.trained(out), out / RUN / SHEET)
 
     def _save(self, folder: Path, sheet: Path) -> None:
         """Write the pipeline or the adapter, with a sheet of samples. Of processes that train together the first one
@@ -305,7 +309,9 @@ class TokenTask(nn.Module):
                 seed=self.settings.seed,
                 **options,
             )
-        self.save(out)
+        # The last report has saved it, with samples of its prompts.
+        if not self.trained(out).is_dir():
+            self.save(out)
 
     def train(self, mode: bool = True) -> "TokenTask":
         """Also after a report, which leaves an adapter without gradients."""
