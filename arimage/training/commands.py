@@ -526,6 +526,7 @@ def neighbours(
     pipe = load_pipeline(model, device, dtype)
     with alone_in(out):
         run_neighbours(pipe, tokens, out)
+    typer.echo(out / "model")
 
 
 @train_app.command("upscaler", rich_help_panel=PARTS)
@@ -554,3 +555,4 @@ def upscaler(
     parts = load_recipe(recipe, PartRecipe, "upscaler", steps=steps), load_pipeline(model, device, dtype)
     with alone_in(out):
         run_upscaler(*parts, data, heldout, out, **options)
+    typer.echo(out / "model")
