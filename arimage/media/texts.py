@@ -1,5 +1,7 @@
 """Texts and tables that users write: lists of prompts, captions, metadata.jsonl. Every such file is read here."""
 
+import csv
+import io
 import json
 import re
 import unicodedata
@@ -61,6 +63,25 @@ def read_rows(path: Path) -> list[tuple[str, dict]]:
             raise ValueError(f"{path} has no object in {where}: {remedy}")
         check_finite(row, path, where)
         rows.append((where, row))
+    return rows
+
+
+def read_table(path: Path) -> list[tuple[str, dict]]:
+    """The rows of a .csv file, whose first line names the columns, or of a file for `read_rows`, and where each is.
+
+    Raises:
+        ValueError: if it cannot be read, or a row has more or fewer cells, naming file and line.
+    """
+    if path.suffix != ".csv":
+        return read_rows(path)
+    rows, lines = [], csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
+    try:
+        for row in lines:
+            if None in row or None in row.values():
+                raise ValueError(f"{path} has other columns in line {lines.line_num}: write one cell for each")
+            rows.append((f"line {lines.line_num}", row))
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read in line {lines.line_num} ({error}): correct it") from error
     return rows
 
 

@@ -287,9 +287,9 @@ def train_model(
         if first and push_to_hub is not None:
             make_repository(push_to_hub, hub_token, private)
         task.fit(out, report_every, log_with=log_with, sharded=fsdp, **kept)
-    trained = out / ("adapter" if settings.lora_rank else "model")
     if not first:
         return
+    trained = task.trained(out)
     if settings.best is not None:
         typer.echo(f"{out / 'best'}: lowest loss of {settings.best}, at step {int(task.lowest[1])}")
     if push_to_hub is not None:
@@ -392,8 +392,9 @@ def lora(
             "train model --start-from ... --lora-rank 16`"
         )
     size = pipe.image_sizes[0]
-    pictures = load_pairs(data, size, caption)
-    old = None if prior is None else load_pairs(prior, size)
+    numbers = pipe.num_classes is not None
+    pictures = load_pairs(data, size, caption, numbers=numbers)
+    old = None if prior is None else load_pairs(prior, size, numbers=numbers)
     with alone_in(out):
         if prior_prompts is not None:
             from ..eval.runs.prompts import prompt_file, read_prompts
@@ -515,6 +516,7 @@ def neighbours(
     pipe = load_pipeline(model, device, dtype)
     with alone_in(out):
         run_neighbours(pipe, tokens, out)
+    typer.echo(out / "model")
 
 
 @train_app.command("upscaler", rich_help_panel=PARTS)
@@ -543,3 +545,4 @@ def upscaler(
     parts = load_recipe(recipe, PartRecipe, "upscaler", steps=steps), load_pipeline(model, device, dtype)
     with alone_in(out):
         run_upscaler(*parts, data, heldout, out, **options)
+    typer.echo(out / "model")

@@ -241,8 +241,6 @@ def fit(
         ChildProcessError: if a process that prepares batches ended.
         FullDisk: if no space is left in `out`.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) != processes()[1]:
-        raise ValueError(f"{type(task).__name__} trains in one process: start it without torchrun")
     out = Path(out)
     first = processes()[0] == 0
     tracker = new_tracker(log_with, out) if first and log_with is not None else None

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,9 +39,11 @@ def alone_in(out: Path) -> Iterator[None]:
     which nothing was begun does not stay. Of processes that train together the first one does.
 
     Raises:
-        ValueError: if another command uses it.
+        ValueError: if another command uses it, or `torchrun` started several processes that did not join.
         FullDisk: if its disk is full.
     """
+    if int(os.environ.get("WORLD_SIZE", 1)) != processes()[1]:
+        raise ValueError("this command works in one process: start it without torchrun")
     if processes()[0] > 0:
         yield
         return

@@ -99,6 +99,23 @@ def test_images_that_metadata_does_not_list_are_named(tmp_path, caplog):
         open_source(str(data))
 
 
+def test_captions_may_be_in_a_table_of_commas(tmp_path):
+    data = images(tmp_path, "a.png", "in/b.png")
+    (data / "metadata.csv").write_text('file_name,text\nin/b.png,"two, and\nmore"\na.png,one\n')
+    assert texts(data) == ["one", "two, and\nmore"]
+    for line, reason in (
+        ("a.png", "metadata.csv has other columns in line 2"),
+        ('a.png,"x', "metadata.csv cannot be read"),
+        ("c.png,x", "line 2 of .*metadata.csv names c.png"),
+    ):
+        (data / "metadata.csv").write_text(f"file_name,text\n{line}\n")
+        with pytest.raises(ValueError, match=reason):
+            open_source(str(data))
+    metadata(data, {"file_name": "a.png", "text": "one"})
+    with pytest.raises(ValueError, match="metadata.csv.*: keep one of the two"):
+        open_source(str(data))
+
+
 def test_captions_may_be_next_to_images(tmp_path):
     data = images(tmp_path, "a.png", "in/b.webp")
     (data / "a.txt").write_text("one")

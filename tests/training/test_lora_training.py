@@ -311,6 +311,38 @@ def test_what_the_tokenizer_cannot_draw_is_said(tmp_path):
     assert len({looks_of(psnr) for psnr in (-5.0, 19.9, 20.0, 26.9, 27.0, 60.0)}) == 3
 
 
+def test_names_of_classes_may_be_numbers_or_lists_of_synonyms(tmp_path):
+    pipe = EVERY["llamagen-class"]()
+    # Folders with numbers, in the order of their names.
+    names = sorted(map(str, range(pipe.num_classes)), reverse=True)[:-1] + ["tench, Tinca tinca"]
+    pipe.name_classes(dict(enumerate(names)))
+    data = pairs(pipe, count=6)
+    data.captions = [*names[:5], names[-1]]
+    task = LoraTask(pipe, data, QUICK, base="tiny", prompts=["tench", names[1]])
+    given = dict(zip(map(bytes, data.pictures()), range(6), strict=True))
+    for part in (task.data, task.heldout):
+        ids = [given[picture] for picture in part.pictures()]
+        assert part.captions == [str(len(names) - 1 if one == 5 else one) for one in ids]
+    task.save(tmp_path / "best")
+    card = (tmp_path / "best" / "README.md").read_text()
+    assert any(f'"{name}"' in card for name in data.captions)
+    for captions, prompts in ((["none"] * 6, []), (data.captions, ["none"]), (["1234"] * 6, [])):
+        with pytest.raises(ValueError, match="give class_labels|give one or more ids"):
+            LoraTask(EVERY["llamagen-class"](), Pairs(data.images, captions), QUICK, base="tiny", prompts=prompts)
+
+
+def test_classes_without_names_are_no_captions(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_pictures(tmp_path / "data")
+    images = [{"bytes": (tmp_path / "data" / f"{name}.png").read_bytes()} for name in ("one", "two")]
+    pq.write_table(pa.table({"image": images, "label": [3, 1]}), tmp_path / "set.parquet")
+    assert load_pairs(tmp_path / "set.parquet", (4, 4), numbers=True).captions == ["3", "1"]
+    with pytest.raises(ValueError, match="classes without names"):
+        load_pairs(tmp_path / "set.parquet", (4, 4))
+
+
 def test_a_rank_wider_than_the_layers_and_a_decoding_that_does_not_run_are_refused_before_training():
     for settings, more, name in (
         (LoraSettings(rank=1000), {}, "rank is 1000"),

@@ -4,6 +4,7 @@ as it was, and go on after an interruption."""
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -76,6 +77,22 @@ def train(name, part, caches, out, steps=2, **more):
     pipe = MODELS[name]()
     figures = run_part(BEGIN[part], recipe(part, steps, **more), pipe, caches / name, None, out)
     return pipe, figures
+
+
+def test_a_part_learns_the_classes_of_its_model(caches, tmp_path, monkeypatch):
+    cache = TokenCache(caches / "llamagen-class")
+    monkeypatch.setattr(parts, "open_sets", lambda *_: (cache, cache, {"": cache}))
+    for count, theirs, ours in ((11, None, None), (10, "jihgfedcba", "abcdefghij"), (2, "bc", "abcdefghij")):
+        pipe = tiny_llamagen.class_pipeline()
+        pipe.name_classes(ours and dict(enumerate(ours)))
+        cache.index = replace(cache.index, num_classes=count, classes=theirs and [*theirs])
+        with pytest.raises(ValueError, match=f"--model has 10 classes.*, and the tokens have {count} classes"):
+            run_part(begin_drafter, recipe("drafter"), pipe, tmp_path, None, tmp_path)
+    named = dict(enumerate("abcdefghij"))
+    for count, theirs in ((5, None), (10, "abcdefghij"), (10, "klmnopqrst")):
+        pipe.name_classes(named)
+        cache.index = replace(cache.index, num_classes=count, classes=theirs and [*theirs])
+        parts.check_classes(pipe, cache, "--model has")
 
 
 @pytest.mark.parametrize(

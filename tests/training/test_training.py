@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
+from training.images import Images
 
 from arimage import LlamaGenVQModel
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit
@@ -262,6 +263,22 @@ def test_codes_that_nothing_uses_are_put_on_encodings():
     codebook.counts[1:] = 0.1
     task.update_codebook(50, points, nearest)
     assert torch.allclose(codebook.codes[1:], moved[1:], atol=1e-6)
+
+
+def test_a_tokenizer_counts_steps_whatever_their_parts(monkeypatch):
+    model = LlamaGenVQModel(
+        channels=8, channel_multipliers=[1, 2], layers_per_block=1, codebook_size=8, norm_num_groups=4
+    )
+    optimizer = OptimizerSettings(steps=10, learning_rate=1e-3, accumulate=3)
+    settings = TokenizerSettings(optimizer, batch_size=2, codebook_start=2, restart_every=2, restart_until=0.8)
+    images = Images(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    task, started, restarted = TokenizerTask(model, images, images, settings), [], []
+    monkeypatch.setattr(task, "start_codebook", started.append)
+    monkeypatch.setattr(task.quantiser.codebook, "restart", lambda *_: restarted.append(part))
+    quantised = []
+    for part in range(30):
+        quantised += [part] if "codes used" in task.loss(part)[1] else []
+    assert started == [6] and quantised == [*range(6, 30)] and restarted == [6, 12, 18]
 
 
 def test_a_text_tokenizer_lower_cases_ends_and_pads():

@@ -84,6 +84,12 @@ def test_the_discriminator_begins_at_its_step(trained):
     assert sum(row["discriminator"] for row in rows[-4:]) / 4 < 0.9
 
 
+def test_the_discriminator_begins_at_a_step_whatever_its_parts():
+    settings = replace(SETTINGS, optimizer=replace(SETTINGS.optimizer, accumulate=2), adversarial_start=1)
+    task = task_of(tiny_llamagen.text_pipeline(), settings)
+    assert ["adversarial" in task.loss(part)[1] for part in range(4)] == [False, False, True, True]
+
+
 @pytest.mark.slow
 def test_only_the_upscaler_is_trained(trained):
     pipe, before = trained[0], tiny_llamagen.text_pipeline()

@@ -19,7 +19,7 @@ from ..processes import batch_generator, processes
 from ..recipe import PartRecipe
 from ..saving import save_float16
 from ..tokens.batches import TokenBatches
-from ..tokens.beginning import check_fits, open_sets
+from ..tokens.beginning import check_classes, check_fits, open_sets
 from ..tokens.cache import TokenCache
 from ..tokens.heldout import Part, reported
 
@@ -129,6 +129,7 @@ def run_part(
     """
     cache, trained, held = open_sets(tokens, [] if heldout is None else [heldout])
     check_fits(pipe, cache, "--model has another one")
+    check_classes(pipe, cache, "--model has")
     if not held:
         raise ValueError(f"{tokens} has too few images to hold some out: give others as --heldout")
     sets = Sets(trained, next(iter(held.values())))

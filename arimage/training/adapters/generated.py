@@ -14,7 +14,7 @@ from ...eval.runs.manifest import image_seed
 from ...eval.runs.progress import progress_bar
 from ...pipelines.base import ARPipeline
 from ..loop import BEFORE, CHECKPOINT
-from ..losses import condition_of
+from ..losses import condition_of, with_ids
 from ..resuming import check_metadata, digest, of_pipeline, to_metadata
 
 
@@ -47,14 +47,14 @@ def generate_prior(
         "decoding": decoding,
         "seed": seed,
     }
-    found, quiet_pipe = _read(file, about), quiet(pipe)
+    found, quiet_pipe, given = _read(file, about), quiet(pipe), with_ids(pipe, captions)
     file.parent.mkdir(parents=True, exist_ok=True)
     with progress_bar(total=len(captions), unit="image", desc="prior") as progress:
         progress.update(len(found))
         while len(found) < len(captions):
             numbers = range(len(found), min(len(found) + CHUNK, len(captions)))
             tokens = quiet_pipe(
-                **condition_of(pipe, [captions[i] for i in numbers]),
+                **condition_of(pipe, [given[i] for i in numbers]),
                 decoding=decoding,
                 generator=[torch.Generator().manual_seed(image_seed(seed, i)) for i in numbers],
                 output_type="latent",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ from ...settings.schema import Batch, Count, Positive, Rate, Seed, Share, Steps,
 from ..cards import SHEET, Samples, write_adapter_card
 from ..data.pictures import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
-from ..losses import condition_of, losses_of
+from ..losses import condition_of, losses_of, with_ids, with_names
 from ..processes import batch_generator
 from ..resuming import of_data, of_pipeline, of_settings
 from .generated import Generated
@@ -179,6 +179,13 @@ class LoraTask(nn.Module):
     ):
         super().__init__()
         check_peft()
+        data = replace(data, captions=with_ids(pipe, data.captions))
+        prior = prior and replace(prior, captions=with_ids(pipe, prior.captions))
+        prompts = with_ids(pipe, prompts)
+        if pipe.num_classes is not None:
+            # A step, or a report, is too late to learn that one is no class.
+            every = [*data.captions, *(prior.captions if prior else ()), *prompts]
+            pipe.prepare(**condition_of(pipe, list(dict.fromkeys(every))))
         heldout, trained = split_pictures(data, settings.seed)
         self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding, name=name)
         if decoding is not None:
@@ -209,7 +216,7 @@ class LoraTask(nn.Module):
             self.old = prior.captions, self.encode(prior) if isinstance(prior, Pairs) else prior.tokens
         priors = [] if prior is None else prior.captions
         shown = [*self.data.captions[:SHOWN], *self.heldout.captions[:SHOWN], *priors[:SHOWN]]
-        self.prompts = list(prompts or shown)
+        self.prompts = prompts or shown
         self.about = {
             **about,
             "data": of_data(self.data),
@@ -284,9 +291,10 @@ class LoraTask(nn.Module):
         return {"held-out loss": loss}
 
     def save(self, folder: Path) -> None:
-        known = list(dict.fromkeys([*self.data.captions, *self.heldout.captions]))
-        frozen, samples = self.frozen, Samples(folder.with_name(SHEET), self.prompts)
-        save_adapter(frozen.pipe, folder, base=frozen.base, captions=known, data=frozen.name, samples=samples)
+        frozen, pipe = self.frozen, self.frozen.pipe
+        known = with_names(pipe, dict.fromkeys([*self.data.captions, *self.heldout.captions]))
+        samples = Samples(folder.with_name(SHEET), with_names(pipe, self.prompts))
+        save_adapter(pipe, folder, base=frozen.base, captions=known, data=frozen.name, samples=samples)
 
     def save_sheet(self, path: Path) -> None:
         """One column per prompt: the base, the adapter at 0.5 and at 1."""

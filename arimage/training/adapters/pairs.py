@@ -38,7 +38,7 @@ class Pairs:
         return to_unit_range(self.images[index])
 
 
-def load_pairs(data: str | Path, size: tuple[int, int], caption: str | None = None) -> Pairs:
+def load_pairs(data: str | Path, size: tuple[int, int], caption: str | None = None, *, numbers: bool = False) -> Pairs:
     """Read pictures and captions, and resize and crop the pictures to `size` (height, width).
 
     Args:
@@ -46,19 +46,21 @@ def load_pairs(data: str | Path, size: tuple[int, int], caption: str | None = No
             each.
         caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture of a
             folder needs one.
+        numbers: whether classes without names give their ids as captions, for a model of classes; else they are
+            refused.
 
     Raises:
         ValueError: if there are no pictures, or one cannot be read or has no caption.
     """
     images, captions = [], []
-    for where, file, texts in _rows(str(data), alike=caption is not None and "{}" not in caption):
+    for where, file, texts in _rows(str(data), caption is not None and "{}" not in caption, numbers):
         image = ImageOps.fit(decode(where, file), size[::-1], Image.Resampling.LANCZOS)
         images += [torch.from_numpy(np.array(image)).permute(2, 0, 1)] * len(texts)
         captions += [text if caption is None else caption.replace("{}", text) for text in texts]
     return Pairs(torch.stack(images), captions)
 
 
-def _rows(data: str, alike: bool) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+def _rows(data: str, alike: bool, numbers: bool) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
     found = list_files(Path(data), IMAGE_SUFFIXES) if alike and Path(data).is_dir() else Listing()
     if found.files:
         say_left_out(data, [*found.others, *found.lost])
@@ -68,5 +70,7 @@ def _rows(data: str, alike: bool) -> Iterator[tuple[str, dict[str, Any], list[st
         return
     source = open_source(data)
     names = source.classes if source.labelled else None
+    if source.labelled and names is None and not numbers:
+        raise ValueError(f"{data} has classes without names, and the model reads captions: give captions")
     for where, file, text in source.read():
         yield where, file, text.split(SEPARATOR) if names is None else [names[int(text)]]

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...media.folders import FOREIGN, IMAGE_SUFFIXES, VIDEO_SUFFIXES, Listing, finder, list_files, named, say_left_out
-from ...media.texts import composed, read_rows, read_text
+from ...media.texts import composed, read_table, read_text
 from ...settings.schema import check_encodable
 from .row import Source, data_file, matched_classes
 from .splits import SPLIT_OF_WORD, base_of, part_of
@@ -17,18 +17,19 @@ from .splits import SPLIT_OF_WORD, base_of, part_of
 logger = logging.getLogger(__name__)
 
 METADATA = "metadata.jsonl"
+TABLES = (METADATA, "metadata.csv")
 CAPTIONS, LABELS = ("caption", "text", "txt"), ("label", "cls")
 SHARDS = {".parquet": "parquet", ".tar": "webdataset", ".arrow": "arrow"}
 
 
 @dataclass(frozen=True)
 class Captioned:
-    """An image or video that metadata.jsonl lists, or that has a NAME.txt.
+    """An image or video that metadata.jsonl or metadata.csv lists, or that has a NAME.txt.
 
     Attributes:
         name: its file.
         where: what errors call its text.
-        fields: those of metadata.jsonl; the whole caption, as `text`, of NAME.txt.
+        fields: those of the row; the whole caption, as `text`, of NAME.txt.
     """
 
     name: str
@@ -55,11 +56,14 @@ def list_data(folder: Path, videos: bool) -> tuple[Listing, list[str]]:
 
 def captions_of(folder: Path, listing: Listing) -> tuple[list[Captioned], list[str]]:
     """The images or videos of a folder with captions, in the order of their names, and the files that hold those:
-    every metadata.jsonl, or a NAME.txt for each. A file that metadata.jsonl lists several times is there as often."""
-    metadata = [name for name in listing.others if PurePosixPath(name).name == METADATA]
+    every metadata.jsonl or metadata.csv, or a NAME.txt for each. A file that those list several times is there as
+    often."""
+    metadata = [name for name in listing.others if PurePosixPath(name).name in TABLES]
     notes = _notes(listing)
-    if metadata and notes:
-        raise ValueError(f"{folder} has {metadata[0]} and {next(iter(notes.values()))}: keep one of the two")
+    if metadata and (notes or len({PurePosixPath(name).parent for name in metadata}) < len(metadata)):
+        raise ValueError(
+            f"{folder} has {metadata[0]} and {next(iter(notes.values()), metadata[-1])}: keep one of the two"
+        )
     if not metadata:
         # What is not UTF-8 is named with its line.
         found = [
@@ -68,7 +72,7 @@ def captions_of(folder: Path, listing: Listing) -> tuple[list[Captioned], list[s
         return found, list(notes.values())
     found, known, find = [], set(listing.files), finder(folder)
     for table in metadata:
-        for where, row in read_rows(folder / table):
+        for where, row in read_table(folder / table):
             where = f"{where} of {folder / table}"
             given = row.get("file_name")
             if not isinstance(given, str) or not given:
@@ -197,7 +201,7 @@ def _captioned(
     for one, text in zip(found, layout.texts, strict=True):
         check.text_of(one.where, text)
     missing = sorted(set(listing.files) - set(layout.names))
-    if missing and PurePosixPath(notes[0]).name != METADATA:
+    if missing and PurePosixPath(notes[0]).name not in TABLES:
         note = PurePosixPath(missing[0]).with_suffix(".txt")
         raise ValueError(f"{folder / missing[0]} has no caption: write it into {note}, or move the file elsewhere")
     others = set(listing.others) - set(notes)
@@ -232,12 +236,12 @@ def split_folder(data: str, listing: Listing, split: str, videos: bool, captions
     are no classes: they hold folders of classes, captions, or videos that need none."""
     folder, base = Path(data), base_of(split)
     tops = sorted({name.partition("/")[0] for name in listing.files if "/" in name})
-    whole = any("/" not in name for name in listing.files) or METADATA in listing.others
+    whole = any("/" not in name for name in listing.files) or not {*TABLES}.isdisjoint(listing.others)
     if whole or not tops or not all(top.lower() in SPLIT_OF_WORD for top in tops):
         if base != "train":
             raise ValueError(f"{data} has no splits, and {base!r} is asked for: leave out --split")
         return folder, listing
-    noted = any(PurePosixPath(name).name == METADATA for name in listing.others) or _notes(listing)
+    noted = any(PurePosixPath(name).name in TABLES for name in listing.others) or _notes(listing)
     if not ((videos and not captions) or noted or all(name.count("/") > 1 for name in listing.files)):
         if len(tops) == 1:
             return folder, listing

@@ -101,17 +101,22 @@ class TokenizerTask(nn.Module):
         self.quantiser.start(torch.cat(latents), torch.Generator().manual_seed(self.settings.seed))
 
     @torch.no_grad()
-    def update_codebook(self, step: int, points: torch.Tensor, codes: torch.LongTensor) -> None:
+    def update_codebook(self, part: int, points: torch.Tensor, codes: torch.LongTensor) -> None:
         settings, codebook = self.settings, self.quantiser.codebook
+        step, later = divmod(part, settings.optimizer.accumulate)
         codebook.update(points, codes)
-        if step % settings.restart_every == 0 and step < settings.restart_until * settings.optimizer.steps:
-            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        if (
+            not later
+            and step % settings.restart_every == 0
+            and step < settings.restart_until * settings.optimizer.steps
+        ):
+            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + part)
             codebook.restart(points, settings.dead_code_count, generator)
 
-    def quantise(self, step: int, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def quantise(self, part: int, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The latents to decode, straight-through, and their commitment loss over all scales; moves the codebook."""
         partial, points, codes = self.quantiser(latents)
-        self.update_codebook(step, points, codes)
+        self.update_codebook(part, points, codes)
         steps = torch.stack(partial)
         commitment = (latents - steps.detach()).pow(2).sum(2).mean()
         if steps.requires_grad:
@@ -124,16 +129,17 @@ class TokenizerTask(nn.Module):
         chosen = steps[last, torch.arange(len(last))]
         return latents + (chosen - latents.detach()), commitment
 
-    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        images, weight = self.batch(step)
+    def loss(self, part: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        images, weight = self.batch(part)
+        step = part // self.settings.optimizer.accumulate
         # Where the step that started it was skipped, the next one does.
         if step >= self.settings.codebook_start and not self.quantiser.codebook.follows:
-            self.start_codebook(step)
+            self.start_codebook(part)
         latents = self.encode(images)
         figures = {}
         commitment = 0.0
         if step >= self.settings.codebook_start:
-            latents, commitment = self.quantise(step, latents)
+            latents, commitment = self.quantise(part, latents)
             used = (self.quantiser.codebook.counts > 0.1).sum()
             figures = {"commitment": commitment.detach(), "codes used": used}
         decoded = self.decode(latents)

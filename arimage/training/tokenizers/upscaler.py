@@ -140,9 +140,9 @@ class UpscalerTask(nn.Module):
 
         return vq.decode([noisy(part) for part in codes] if isinstance(codes, list) else noisy(codes))
 
-    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, part: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings, device = self.settings, self.upscaler.device
-        images = self.batch(step).to(device)
+        images = self.batch(part).to(device)
         noise = torch.rand(len(images), device=device) * settings.most_noise
         noise = noise * (torch.rand(len(images), device=device) < settings.noisy_share)
         decoded = self.decoded(images, noise)
@@ -152,7 +152,7 @@ class UpscalerTask(nn.Module):
         for gradient in sobel(error):
             total = total + gradient.abs().mean()
         figures = {"reconstruction": total.detach()}
-        if self.discriminator is not None and step >= settings.adversarial_start:
+        if self.discriminator is not None and part // settings.optimizer.accumulate >= settings.adversarial_start:
             enlarged = F.interpolate(decoded.float(), size=images.shape[-2:], mode="bicubic")
             fooled, told = self.adversarial(self.discriminator, upscaled, images, enlarged)
             total = total + settings.adversarial * fooled + told

@@ -207,26 +207,41 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
     check_fits(pipe, cache, "the model to start from has another one")
     if not cache.index.labelled:
         return pipe
-    names, own, count, parts = cache.index.classes, pipe.class_names, cache.index.num_classes, dict(pipe.components)
-    known = {} if names is None or own is None or names == own else {name: id for id, name in enumerate(own)}
-    same = {id: known[name] for id, name in enumerate(names or ()) if name in known}
-    moved = any(new != old for new, old in same.items())
     if adapter:
-        # Of classes without names any number may have no image.
-        if moved or count > (pipe.num_classes or 0) or (known and count != pipe.num_classes):
-            raise ValueError(
-                f"lora_rank is above 0, which keeps the {pipe.num_classes} classes of the model to start from, "
-                f"{reprlib.repr(own)}, and the tokens have {_conditions(cache.index)}: encode them with --classes and "
-                "a file of its classes, or train the whole model"
-            )
+        check_classes(pipe, cache, "lora_rank is above 0, which keeps the model's")
         return pipe
-    if moved or pipe.num_classes != count:
+    names, own, count, parts = cache.index.classes, pipe.class_names, cache.index.num_classes, dict(pipe.components)
+    same = _same_classes(pipe, cache)
+    if pipe.num_classes != count or any(new != old for new, old in same.items()):
         changed = _with_embeddings(pipe.components["transformer"], count, same)
         parts = {"transformer": changed} | {name: parts[name] for name in ("vq", "upscaler") if name in parts}
+    # As many classes without names are the model's own.
+    names = own if names is None and pipe.num_classes == count else names
     kind: Any = type(pipe)
     new = kind(**parts, id2label=None if names is None else dict(enumerate(names)))
     new.take_defaults(pipe)
     return new
+
+
+def _same_classes(pipe: ARPipeline, cache: TokenCache) -> dict[int, int]:
+    """The ids of classes of a cache whose names a model has, and those that it gives them."""
+    own = {name: number for number, name in enumerate(pipe.class_names or ())}
+    return {number: own[name] for number, name in enumerate(cache.index.classes or ()) if name in own}
+
+
+def check_classes(pipe: ARPipeline, cache: TokenCache, what: str) -> None:
+    """Refuse tokens whose classes are not those of a model that keeps its own, as `what` says: "--model has"."""
+    if not cache.index.labelled:
+        return
+    names, own, count = cache.index.classes, pipe.class_names, pipe.num_classes or 0
+    moved = any(new != old for new, old in _same_classes(pipe, cache).items())
+    # Of classes without names any number may have no image.
+    fewer = cache.index.num_classes < count and names is not None and own is not None
+    if moved or fewer or cache.index.num_classes > count:
+        raise ValueError(
+            f"{what} {count} classes{'' if own is None else f', {reprlib.repr(own)}'}, and the tokens have "
+            f"{_conditions(cache.index)}: encode them with --classes and a file of the classes of the model"
+        )
 
 
 def _with_embeddings(transformer: ModelMixin, count: int, same: dict[int, int]) -> ModelMixin:

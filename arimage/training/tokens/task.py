@@ -22,7 +22,7 @@ from ..adapters.lora import add_adapter, save_adapter
 from ..cards import SHEET, Samples, data_name, from_base
 from ..data.pictures import save_grid
 from ..loop import OptimizerSettings, fit
-from ..losses import condition_of, losses_of, reads_text
+from ..losses import condition_of, losses_of, reads_text, with_ids, with_names
 from ..orders import Orders
 from ..processes import batch_generator, processes
 from ..resuming import digest, of_settings
@@ -133,7 +133,8 @@ class TokenTask(nn.Module):
                 raise ValueError(
                     f"--validation-prompts is given, and this {type(pipe).__name__} reads none: leave it out"
                 )
-            pipe.prepare(**condition_of(pipe, list(prompts)))
+            prompts = with_ids(pipe, prompts)
+            pipe.prepare(**condition_of(pipe, prompts))
         self.settings, sets = settings, dict(heldout) or {"": cache}
         # Not modules: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(
@@ -256,7 +257,8 @@ class TokenTask(nn.Module):
             # Such a model continues videos: here the first map of each.
             given["tokens"] = tokens.unflatten(1, pipe.transformer.config.shape)[:, :1]
         pipe.set_progress_bar_config(disable=True)
-        output: Any = pipe(**given, generator=torch.Generator().manual_seed(self.settings.seed), output_type="pt")
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        output: Any = pipe(**given, generator=generator, output_type="pt", batch_size=SHOWN)
         if pipe.abilities.generates_video:
             shown, columns = output.frames.flatten(0, 1), output.frames.shape[1]
         else:
@@ -266,9 +268,13 @@ class TokenTask(nn.Module):
         shown = F.interpolate(shown.float().cpu(), (height * side // width, side), mode="area")
         save_grid(shown, path, columns)
 
+    def trained(self, out: Path) -> Path:
+        """OUT/model, the pipeline in the dtype that it is trained in, or OUT/adapter."""
+        return out / ("adapter" if self.settings.lora_rank else "model")
+
     def save(self, out: Path) -> None:
-        """Write OUT/model, the pipeline in the dtype that it is trained in, or OUT/adapter."""
-        self._save(out / ("adapter" if self.settings.lora_rank else "model"), out / RUN / SHEET)
+        """Write `trained`."""
+        self._save(self.trained(out), out / RUN / SHEET)
 
     def _save(self, folder: Path, sheet: Path) -> None:
         """Write the pipeline or the adapter, with a sheet of samples. Of processes that train together the first one
@@ -276,9 +282,7 @@ class TokenTask(nn.Module):
         if processes()[0]:
             return
         frozen, base = self.frozen, self.frozen.base
-        names = frozen.pipe.class_names
-        of = [text if names is None or not text.isdigit() else names[int(text)] for text in self._shown()[1]]
-        samples = Samples(sheet, of)
+        samples = Samples(sheet, with_names(frozen.pipe, self._shown()[1]))
         if self.settings.lora_rank:
             save_adapter(frozen.pipe, folder, base=base, captions=[], data=frozen.data, samples=samples)
         else:
@@ -305,7 +309,9 @@ class TokenTask(nn.Module):
                 seed=self.settings.seed,
                 **options,
             )
-        self.save(out)
+        # The last report has saved it, with samples of its prompts.
+        if not self.trained(out).is_dir():
+            self.save(out)
 
     def train(self, mode: bool = True) -> "TokenTask":
         """Also after a report, which leaves an adapter without gradients."""

@@ -67,6 +67,8 @@ def test_settings_prompts_and_kept_checkpoints(train, tmp_path):
     card = ModelCard.load(tmp_path / "run" / "model" / "README.md")
     assert "bee, ant" in card.text
     assert "samples.png" in str(card.data.widget) and Image.open(tmp_path / "run" / "model" / "samples.png").width
+    # A run that is over makes no pictures of other prompts.
+    assert train(*words)[0] == 0 and "bee, ant" in ModelCard.load(tmp_path / "run" / "model" / "README.md").text
     whole = torch.load(run / "checkpoint.pt", weights_only=True)
     assert train(*words, *kept, "--resume-from", "checkpoint-4")[0] == 0
     again = torch.load(run / "checkpoint.pt", weights_only=True)

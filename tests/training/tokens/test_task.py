@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -320,8 +321,12 @@ def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before if name != key)
     assert torch.equal(after[key][0], before[key][1]) and torch.equal(after[key][2], before[key][0])
     assert not (after[key][1] == before[key]).all(-1).any()
-    with pytest.raises(ValueError, match="which keeps the 10 classes of the model to start from, .'cow', 'ant', "):
+    with pytest.raises(ValueError, match="which keeps the model's 10 classes, .'cow', 'ant', "):
         with_classes(pipe, cache, adapter=True)
+    # As many classes without names are its own.
+    for count, names in ((pipe.num_classes, pipe.class_names), (3, None)):
+        cache.index = replace(cache.index, classes=None, num_classes=count)
+        assert with_classes(pipe, cache).class_names == names
 
 
 def test_defaults_of_a_model_are_those_of_what_it_becomes(made, tmp_path):
