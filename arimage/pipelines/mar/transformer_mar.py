@@ -18,7 +18,7 @@ from ...models.layer_cache import LayerCache
 from ...models.layers import Linear, additive, attend_heads, check_heads
 from ...models.mixin import ModelMixin
 from ...settings.schema import Classes, Count, Layers, Positive, Side, Width, checked
-from .context import LazyRows, MaskedContext
+from .context import LazyRows, MARContext
 from .partial_passes import evaluate_lazily, evaluate_places
 
 
@@ -111,7 +111,7 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         class_labels: torch.LongTensor,
         *,
         padded: bool = False,
-        context: MaskedContext | None = None,
+        context: MARContext | None = None,
         places: torch.LongTensor | None = None,
         known: int = 0,
         keep_buffers: bool = False,
@@ -226,7 +226,7 @@ class MARLatentModel(BoundNetwork):
     def put_key(self) -> Hashable:
         return super().put_key, self.head
 
-    def open_context(self, batch_size: int, *, lazy: bool = False) -> MaskedContext:
+    def open_context(self, batch_size: int, *, lazy: bool = False) -> MARContext:
         """See `MaskedLatentModel.open_context`."""
         network, config, branches = self.network, self.network.config, 1 if lazy else self.branches
         settings = {"dtype": network.dtype, "device": self.device}
@@ -239,7 +239,7 @@ class MARLatentModel(BoundNetwork):
                 (config.num_decoder_layers, config.num_decoder_attention_heads, config.decoder_hidden_size),
             )
         )
-        context = MaskedContext(encoder, decoder, torch.zeros(batch_size, dtype=torch.long, device=self.device))
+        context = MARContext(encoder, decoder, torch.zeros(batch_size, dtype=torch.long, device=self.device))
         if lazy:
             shape = batch_size, self.num_rows, config.decoder_hidden_size
             context.inputs = F.pad(torch.zeros(shape, **settings), (0, 0, 0, 1))
@@ -253,7 +253,7 @@ class MARLatentModel(BoundNetwork):
         count: int,
         *,
         padded: bool = False,
-        context: MaskedContext | None = None,
+        context: MARContext | None = None,
     ) -> torch.Tensor:
         """Conditions [G, B, N, C]; see `MaskedLatentModel.forward`."""
         return self._run(tokens, visible, count, padded=padded, context=context)
@@ -265,7 +265,7 @@ class MARLatentModel(BoundNetwork):
         count: int,
         places: torch.LongTensor,
         known: int,
-        context: MaskedContext,
+        context: MARContext,
         *,
         padded: bool = False,
         keep_buffers: bool = False,
@@ -281,7 +281,7 @@ class MARLatentModel(BoundNetwork):
         count: int,
         new: torch.LongTensor,
         places: torch.LongTensor,
-        context: MaskedContext,
+        context: MARContext,
         *,
         layer: int,
         rows: torch.LongTensor,
