@@ -45,11 +45,6 @@ class LayerCache(StackedCache):
             return keys, values
         return kept[0][:, :, : self.attended], kept[1][:, :, : self.attended]
 
-    def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Replace `images` [M] by those of `other`."""
-        for mine, theirs in zip(self.stacks, other.stacks, strict=True):
-            mine.index_copy_(1, self.rows(images), theirs)
-
 
 class MaskedContext(LayerCache):
     """The context of a `MaskedTokenModel`, with a slot for each of its rows.

@@ -16,7 +16,7 @@ from ...models.mixin import ModelMixin
 from ...models.pruning import Pruning, only
 from ...models.rotary import turns_at
 from ...models.step import StepPlaces, runs_step
-from ...models.step_layer import Norm, StepLayer, attend_layer, feed_layer, weight_of
+from ...models.step_layer import StepLayer, attend_layer, feed_layer, layer_of
 from ...settings.schema import Count, Layers, Width, checked
 from .cache import ClipCache
 from .schedules import Pass, PixelClass, repetitions_of
@@ -76,25 +76,8 @@ class Block(nn.Module):
 
     def step_layer(self) -> StepLayer:
         """What a step reads of it."""
-        own, feed = self.attention, self.feed_forward
-        before, after, query, key = (
-            Norm(norm.weight, NORM_EPS)
-            for norm in (self.attention_norm, self.feed_forward_norm, own.q_norm, own.k_norm)
-        )
-        qkv, out, gate, up, down = map(
-            weight_of, (own.qkv_proj, own.out_proj, feed.gate_proj, feed.up_proj, feed.down_proj)
-        )
-        return StepLayer(
-            norms=(before, after),
-            projections=(qkv,),
-            biases=[],
-            head_dim=own.head_dim,
-            out=out,
-            gate=gate,
-            up=up,
-            down=down,
-            head_norms=(query, key),
-        )
+        own = self.attention
+        return layer_of(self, own.qkv_proj, head_norms=(own.q_norm, own.k_norm))
 
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """`forward` of few rows [R, hidden_size] by the kernels of a step, in five launches. `keys` and `values` are

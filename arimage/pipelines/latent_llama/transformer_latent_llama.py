@@ -190,9 +190,8 @@ class LatentLlamaModel(VelocityModel, PrefixModel):
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
         """A cache with the condition in it, and the conditions [G, B, C] of position 0; see
         `CausalLatentModel.prefill`."""
-        config, length = self.transformer.config, self.conditions.prefix_length
-        heads = config.num_key_value_heads or config.num_attention_heads
-        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch=scratch)
+        length = self.conditions.prefix_length
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, scratch=scratch)
         conditions = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),

@@ -231,11 +231,8 @@ class LlamaGenTokenModel(PrefixModel):
         self, batch_size: int, scratch: int = 0, *, slots: int | None = None, return_features: bool = False
     ) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        config, length = self.transformer.config, self.conditions.prefix_length
-        heads = config.num_key_value_heads or config.num_attention_heads
-        cache, condition, copies = self.open_prefill(
-            SlotCache, batch_size, config.num_layers, heads, slots=slots, scratch=scratch
-        )
+        length = self.conditions.prefix_length
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, slots=slots, scratch=scratch)
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),
