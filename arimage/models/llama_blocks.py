@@ -84,10 +84,7 @@ class ClassOrTextCondition:
 
     config: Any
     dtype: torch.dtype
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
+    head_dim: int
 
     @property
     def reads_text(self) -> bool:

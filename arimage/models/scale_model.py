@@ -38,11 +38,6 @@ class ScaleTransformer:
     __call__: Callable[..., torch.FloatTensor]
 
     @property
-    def head_dim(self) -> int:
-        """The channels of an attention head."""
-        return self.config.hidden_size // self.config.num_attention_heads
-
-    @property
     def step_parts(self) -> list[nn.Module]:
         """See `runs_kernels`."""
         return [*self.blocks, self.head]

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
@@ -29,7 +28,7 @@ from ...models.layers import (
     init_normal,
 )
 from ...models.llama_blocks import Block, ClassOrTextCondition, rotary_table
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.step import StepPlaces, begins_step, embed, product
 from ...models.step_layer import attend_layer, feed_layer, layer_of
 from ...settings.schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
@@ -61,7 +60,7 @@ class QueryBlock(nn.Module):
         return feed_layer(attend_layer(hidden, layer, at, keys, values, writes=False), layer)
 
 
-class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
+class ARPGTransformer(TransformerMixin, ModelMixin, ConfigMixin, ClassOrTextCondition):
     """The any-order transformer of ARPG, conditioned on a class, as published, or on text. The defaults are the
     published ARPG-L.
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
@@ -31,7 +30,7 @@ from ...models.layers import (
     heads_per_key,
     init_normal,
 )
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.rotary import frequencies_of, grid_angles, grid_turns
 from ...models.step import StepPlaces, begins_step, embed, product
 from ...models.step_layer import attend_layer, feed_layer, layer_of
@@ -172,7 +171,7 @@ class Block(nn.Module):
         return feed_layer(hidden, layer)
 
 
-class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class CosmosTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The next-token transformer of Cosmos-Predict1. The defaults are the published 4B.
 
     RoPE rotates neighbouring pairs of a head's dimensions, where the original rotates its halves: the converter
@@ -194,9 +193,6 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             whole block and the blocks before. Given those, the tokens of a block are independent. It must divide the
             tokens of a frame; 1 predicts one token after the other.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.bound import BoundNetwork
@@ -16,7 +15,7 @@ from ...models.conditions import Conditions
 from ...models.denoising_head import LazyBlocks, diffusion_tables
 from ...models.layer_cache import LayerCache
 from ...models.layers import Linear, additive, attend_heads, check_heads
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...settings.schema import Classes, Count, Layers, Positive, Side, Width, checked
 from .context import LazyRows, MARContext
 from .partial_passes import evaluate_lazily, evaluate_places
@@ -44,7 +43,7 @@ class Block(nn.Module):
         return hidden + self.fc2(F.gelu(self.fc1(self.norm2(hidden))))
 
 
-class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class MARTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The masked transformer of MAR. The defaults are the published MAR-B of 256 pixels.
 
     The encoder reads the known tokens, and the decoder outputs a condition per token for the denoising head. Both also
@@ -63,9 +62,6 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     Raises:
         ValueError: if a width is not a multiple of its heads.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.step.attention import normed_attention
@@ -16,7 +15,7 @@ from ...models.bound import PrefixModel
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, rows_of, spread
 from ...models.layers import Linear, additive, attend_heads, causal_mask, check_heads, embed_known, init_normal
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.modulated_blocks import launch, modulate
 from ...models.step import StepPlaces, begins_step, embed, runs_kernels
 from ...settings.schema import Classes, Count, Layers, Share, Side, Width, checked
@@ -105,7 +104,7 @@ class OutputNorm(nn.Module):
         return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=NORM_EPS), 1 + scale)
 
 
-class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class RARTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The next-token transformer of RAR, conditioned on a class. The defaults are the published RAR-B.
 
     A sequence has N + 2 places: a learned start, the class, and the N tokens in raster order. Place 1 + r predicts the
@@ -121,9 +120,6 @@ class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     Raises:
         ValueError: if the heads do not divide the width.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked
@@ -153,10 +149,6 @@ class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.norm = OutputNorm(self.config)
         self.head = Linear(hidden_size, vocab_size)
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
 
     def init_weights(self) -> None:
         """Initialise for training: N(0, 0.02), modulations that leave every block out, and a head of zeros."""
