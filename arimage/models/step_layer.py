@@ -71,7 +71,7 @@ def layer_of(block: Any, *projections: Any, head_norms: tuple[Any, Any] | None =
         [],
         own.head_dim,
         *map(weight_of, (own.out_proj, feed.gate_proj, feed.up_proj, feed.down_proj)),
-        head_norms and (norm_of(head_norms[0]), norm_of(head_norms[1])),
+        head_norms=head_norms and (norm_of(head_norms[0]), norm_of(head_norms[1])),
     )
 
 
