@@ -49,6 +49,21 @@ def read_json(path: Path) -> dict:
         raise CheckpointError(str(error)) from error
 
 
+def read_config(folder: Path, *model_types: str, give: str) -> dict:
+    """The config.json of a published folder.
+
+    Raises:
+        CheckpointError: if it cannot be read, or its `model_type` is none of these. `give` is the folder to give.
+    """
+    config = read_json(folder / "config.json")
+    if config.get("model_type") not in model_types:
+        raise CheckpointError(
+            f"config.json of {folder} names the model type {config.get('model_type')!r} where "
+            f"{' or '.join(map(repr, model_types))} was expected: give the folder of {give}"
+        )
+    return config
+
+
 def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
     """The tensors of a folder in which transformers keeps the weights of a model, in one file or in several with an
     index; see `load_original`.

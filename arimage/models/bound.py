@@ -91,25 +91,25 @@ class BoundNetwork:
         self,
         kind: type,
         batch_size: int,
-        layers: int,
-        heads: int,
         *,
+        layers: int | None = None,
         slots: int | None = None,
         filled: int = 0,
         shared: bool = True,
         **options,
     ) -> tuple[Any, dict[str, torch.Tensor], Sequence[int]]:
-        """An empty cache of this kind with N or so many `slots`, of which a prefill fills the first `filled`, and the
-        conditions that it computes; see `Conditions.to_prefill`.
+        """An empty cache of this kind for the layers of the network, or so many, with N or so many `slots`, of which a
+        prefill fills the first `filled`, and the conditions that it computes; see `Conditions.to_prefill`.
 
         Raises:
             ValueError: if the model is bound to another number of images.
         """
         condition, copies = self.conditions.to_prefill(batch_size, shared)
+        config = self.network.config
         cache = kind(
-            layers,
+            config.num_layers if layers is None else layers,
             len(next(iter(condition.values()))),
-            heads,
+            config.get("num_key_value_heads") or config.num_attention_heads,
             self.network.head_dim,
             prefix_length=self.conditions.prefix_length,
             slots=self.num_tokens if slots is None else slots,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from .conditions import rows_of
 
 
-class RowCache:
+class StackedCache:
     """Base of the caches: keys and values of the images of one call.
 
     Images are the B images of the call. Rows are what attention sees: the images, under guidance followed by the same
@@ -17,26 +17,60 @@ class RowCache:
     and -1 is nowhere.
 
     Attributes:
-        keys, values: per layer, [rows, heads, size, head_dim]. Tensors of their own or views that are made outside of
-            steps: a compiled step copies a whole stack of layers when it writes to a view that it made itself.
+        stacks: alternately keys and values of layers of one shape and device, [layers, rows, heads, size, head_dim].
+        keys, values: per layer, [rows, heads, size, head_dim]: views that are made outside of steps, since a compiled
+            step copies a whole stack when it writes to a view that it made itself.
+        size: the third dimension of the keys once all are allocated, see `allocate`.
         attended: how many keys the queries of the current forward pass attend to, which is the width of their mask.
         prefix_end: where the prompt ends along the third dimension of the keys. All slots lie after it.
         branches: rows per image.
         index_of: int64 [slots + 1], the index of each slot along the third dimension of the keys; the last is nowhere.
+        conditions: what else every forward pass reads of the rows, per layer, [rows, ...] each.
     """
 
+    stacks: Sequence[torch.Tensor]
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
+    size: int
     attended: int
     prefix_end: int
     branches: int
     index_of: torch.LongTensor
+    conditions: Sequence[tuple[torch.Tensor, ...]] = ()
     # See `Cache`.
     finds_ends = False
 
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        *,
+        size: int,
+        prefix_end: int,
+        branches: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        keys = torch.zeros(layers, rows, heads, size, head_dim, dtype=dtype, device=device)
+        self._set_stacks(keys, torch.zeros_like(keys))
+        self.prefix_end, self.branches = prefix_end, branches
+
+    def _set_stacks(self, *stacks: torch.Tensor) -> None:
+        self.stacks = stacks
+        self.keys, self.values = ([layer for stack in stacks[kind::2] for layer in stack] for kind in (0, 1))
+
+    @property
+    def allocated(self) -> int:
+        """The third dimension of the keys so far."""
+        return self.keys[0].shape[2]
+
     def allocate(self) -> None:
         """Allocate all slots, with the prefill in the first ones."""
-        raise NotImplementedError
+        missing = self.size - self.allocated
+        if missing:
+            self._set_stacks(*(F.pad(stack, (0, 0, 0, missing)) for stack in self.stacks))
 
     @property
     def nbytes(self) -> int:
@@ -54,8 +88,41 @@ class RowCache:
         """The rows [branches * M] of `images` [M]."""
         return rows_of(images, self.branches, len(self.keys[0]) // self.branches)
 
+    def entries(self, slots: torch.LongTensor) -> torch.LongTensor:
+        """Where all that belongs to slots [B, M] lies along the third dimension of the keys, [B, M or more]."""
+        return self.index_of[slots]
 
-class SlottedCache(RowCache):
+    def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
+        """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""
+        images = torch.arange(len(source), device=source.device)[:, None]
+        places = images, self.entries(source), self.entries(target)
+        for stack in self.stacks:
+            at, source, target = (index.to(stack.device) for index in places)
+            branches = stack.unflatten(1, (self.branches, -1))
+            branches[:, :, at, :, target] = branches[:, :, at, :, source]
+
+    def expand(self, images: torch.LongTensor) -> None:
+        """Make image j of the cache a copy of what was image `images[j]`, [M]."""
+        self.take_rows(self.rows(images))
+
+    def take_rows(self, rows: torch.LongTensor) -> None:
+        """Make row j of the cache a copy of what was row `rows[j]`, [R]."""
+        self.conditions = [tuple(part[rows] for part in layer) for layer in self.conditions]
+        self._set_stacks(*(stack[:, rows.to(stack.device)] for stack in self.stacks))
+
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""
+        self._put_keys(self.rows(images), other)
+        for mine, theirs in zip(self.conditions, other.conditions, strict=True):
+            for part, new in zip(mine, theirs, strict=True):
+                part.index_copy_(0, self.rows(images), new)
+
+    def _put_keys(self, rows: torch.LongTensor, other: Self) -> None:
+        for mine, theirs in zip(self.stacks, other.stacks, strict=True):
+            mine[:, :, :, : other.allocated].index_copy_(1, rows, theirs)
+
+
+class SlottedCache(StackedCache):
     """A cache whose tokens are written at any slot.
 
     Along the third dimension of the keys lie the prompt, padded on the left; the row ends; the scratch slots; one
@@ -65,17 +132,11 @@ class SlottedCache(RowCache):
         prompt: how many tokens the prompts have.
         slots, scratch: how many slots the image and the trees have, numbered 0 .. slots + scratch - 1.
         owners: int64 [E], the slot that each row end belongs to.
-        first: the place of the image's first slot.
-        size: the third dimension of the keys. After a prefill that fills no image slots, only the first `first` are
-            allocated, see `allocate`.
+        first: the place of the image's first slot. After a prefill that fills no image slots, only the entries before
+            it are allocated.
         attended_slots: to how many of the image slots forward passes attend, all by default. They may feed lower slots
             only.
-        key_stacks: the keys of all layers, [layers, rows, heads, size, head_dim] each.
     """
-
-    @property
-    def key_stacks(self) -> Sequence[torch.Tensor]:
-        raise NotImplementedError
 
     def lay_out(self, prompt: int, slots: int, scratch: int, owners: torch.LongTensor) -> None:
         self.prompt, self.slots, self.scratch, self.owners = prompt, slots, scratch, owners
@@ -134,7 +195,7 @@ class SlottedCache(RowCache):
         self.allocate()
         index = self.index(slots)[None, :, None, :, None]
         likeness = torch.zeros(index.shape[1], index.shape[3], device=index.device, dtype=torch.float32)
-        for stack in self.key_stacks:
+        for stack in self.stacks[::2]:
             layers, _, heads, _, width = stack.shape
             at = index.to(stack.device).expand(layers, -1, heads, -1, width)
             keys = stack.gather(3, at)
@@ -143,10 +204,9 @@ class SlottedCache(RowCache):
             likeness += cosines.sum((0, 2, 4), dtype=torch.float32).to(index.device)
         return likeness.unflatten(0, (self.branches, -1)).sum(0)
 
-    def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Replace `images` [M] by those of `other`, a cache of M images with as many slots whose prompts are not
-        longer."""
-        rows, start = self.rows(images), self.first - other.first
+    def _put_keys(self, rows: torch.LongTensor, other: Self) -> None:
+        """Prompts may be shorter in `other`, which has as many slots."""
+        start = self.first - other.first
         for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
             at = rows.to(mine.device)
             # Masked keys must be finite.
@@ -165,66 +225,7 @@ class SlottedCache(RowCache):
         return all_keys[:, :, : self.attended], all_values[:, :, : self.attended]
 
 
-class StackedCache(RowCache):
-    """A cache whose layers have one shape and device.
-
-    Attributes:
-        stacks: the keys and the values of all layers, [layers, rows, heads, size, head_dim] each.
-    """
-
-    stacks: tuple[torch.Tensor, torch.Tensor]
-
-    def __init__(
-        self,
-        layers: int,
-        rows: int,
-        heads: int,
-        head_dim: int,
-        *,
-        size: int,
-        prefix_end: int,
-        branches: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        keys = torch.zeros(layers, rows, heads, size, head_dim, dtype=dtype, device=device)
-        self._set_stacks(keys, torch.zeros_like(keys))
-        self.prefix_end, self.branches = prefix_end, branches
-
-    size: int
-
-    def _set_stacks(self, *stacks: torch.Tensor) -> None:
-        self.stacks = stacks
-        self.keys, self.values = map(list, stacks)
-
-    @property
-    def allocated(self) -> int:
-        """The third dimension of the keys so far."""
-        return self.keys[0].shape[2]
-
-    def allocate(self) -> None:
-        missing = self.size - self.allocated
-        if missing:
-            self._set_stacks(*(F.pad(stack, (0, 0, 0, missing)) for stack in self.stacks))
-
-    def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
-        """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""
-        images = torch.arange(len(source), device=source.device)[:, None]
-        source, target = self.index_of[source], self.index_of[target]
-        for stack in self.stacks:
-            branches = stack.unflatten(1, (self.branches, -1))
-            branches[:, :, images, :, target] = branches[:, :, images, :, source]
-
-    def expand(self, images: torch.LongTensor) -> None:
-        """Make image j of the cache a copy of what was image `images[j]`, [M]."""
-        self.take_rows(self.rows(images))
-
-    def take_rows(self, rows: torch.LongTensor) -> None:
-        """Make row j of the cache a copy of what was row `rows[j]`, [R]."""
-        self._set_stacks(*(stack[:, rows] for stack in self.stacks))
-
-
-class SlotCache(StackedCache, SlottedCache):
+class SlotCache(SlottedCache):
     """A cache of a prompt, an image and a tree.
 
     Args:
@@ -234,31 +235,17 @@ class SlotCache(StackedCache, SlottedCache):
     """
 
     def __init__(
-        self,
-        layers: int,
-        rows: int,
-        heads: int,
-        head_dim: int,
-        *,
-        prefix_length: int,
-        slots: int,
-        scratch: int = 0,
-        filled: int | None = None,
-        **settings,
+        self, *shape: int, prefix_length: int, slots: int, scratch: int = 0, filled: int | None = None, **settings
     ):
         self.lay_out(prefix_length, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
         self.attended_slots = slots if filled is None else filled
         size = self.first + self.attended_slots
-        super().__init__(layers, rows, heads, head_dim, size=size, prefix_end=self.prefix_end, **settings)
+        super().__init__(*shape, size=size, prefix_end=self.prefix_end, **settings)
 
     def allocate(self) -> None:
         if self.allocated < self.size:
             super().allocate()
             self.attended_slots = self.slots
-
-    @property
-    def key_stacks(self) -> Sequence[torch.Tensor]:
-        return self.stacks[:1]
 
 
 class ScaleCache(StackedCache):
@@ -283,12 +270,6 @@ class ScaleCache(StackedCache):
     def nbytes(self) -> int:
         return super().nbytes + (self.change.nbytes if self.fed_cells else 0)
 
-    def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""
-        rows, width = self.rows(images), other.allocated
-        for mine, theirs in zip(self.stacks, other.stacks, strict=True):
-            mine[:, :, :, :width].index_copy_(1, rows, theirs)
-
 
 class GrowingCache(ScaleCache):
     """A cache that is filled from the front, one scale per forward pass. The tokens after the last slot are attended
@@ -301,28 +282,15 @@ class GrowingCache(ScaleCache):
 
     Attributes:
         first: where the next forward pass writes.
-        conditions: what every forward pass needs of the condition, per layer, [rows, ...] each; None before the first.
     """
 
     first: int
 
-    def __init__(
-        self,
-        layers: int,
-        rows: int,
-        heads: int,
-        head_dim: int,
-        *,
-        prefix_length: int,
-        slots: int,
-        filled: int | None = None,
-        **settings,
-    ):
+    def __init__(self, *shape: int, prefix_length: int, slots: int, filled: int | None = None, **settings):
         self.size = prefix_length + slots + 1
         width = self.size if filled is None else min(prefix_length + filled, self.size)
-        super().__init__(layers, rows, heads, head_dim, size=width, prefix_end=prefix_length, **settings)
+        super().__init__(*shape, size=width, prefix_end=prefix_length, **settings)
         self.index_of = torch.arange(prefix_length, self.size, device=self.stacks[0].device)
-        self.conditions = None
 
     def write_next_at(self, first: int, count: int) -> None:
         """Let the next forward pass write `count` tokens after the `first` ones, and attend to all of these."""
@@ -359,16 +327,3 @@ class GrowingCache(ScaleCache):
             copy[:, :, : self.first] = cached[:rows, :, : self.first]
             copies.append(copy)
         return copies[0], copies[1]
-
-    def put(self, images: torch.LongTensor, other: Self) -> None:
-        """See `ScaleCache.put`."""
-        super().put(images, other)
-        rows = self.rows(images)
-        for mine, theirs in zip(self.conditions or (), other.conditions or (), strict=True):
-            for part, new in zip(mine, theirs, strict=True):
-                part.index_copy_(0, rows, new)
-
-    def take_rows(self, rows: torch.LongTensor) -> None:
-        if self.conditions is not None:
-            self.conditions = [tuple(part[rows] for part in layer) for layer in self.conditions]
-        super().take_rows(rows)

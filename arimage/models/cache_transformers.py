@@ -68,18 +68,8 @@ class LanguageCache(SlottedCache, Cache):
         self.row_ends[:, inner_ends] = True
         self._together = together
         self._width = self.first if compact else self.size
-        # Alternately keys and values of several layers, [layers, rows, heads, size, head_dim].
-        self._stacks: list[torch.Tensor] = []
-        self._set_stacks([])
+        self._set_stacks()
         self.write_prompts(rows, length)
-
-    def _set_stacks(self, stacks: list[torch.Tensor]) -> None:
-        self._stacks = stacks
-        self.keys, self.values = ([layer for stack in stacks[kind::2] for layer in stack] for kind in (0, 1))
-
-    @property
-    def key_stacks(self) -> list[torch.Tensor]:
-        return self._stacks[::2]
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] of the row ends that belong to slots [B, Q]; -1 is nowhere."""
@@ -88,43 +78,27 @@ class LanguageCache(SlottedCache, Cache):
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer == len(self.keys):
             shape = (self._together, *keys.shape[:2], self._width, keys.shape[3])
-            self._set_stacks([*self._stacks, keys.new_zeros(shape), values.new_zeros(shape)])
+            self._set_stacks(*self.stacks, keys.new_zeros(shape), values.new_zeros(shape))
         return super().write(layer, keys, values)
-
-    def allocate(self) -> None:
-        missing = self.size - self._stacks[0].shape[3]
-        if missing:
-            self._set_stacks([F.pad(stack, (0, 0, 0, missing)) for stack in self._stacks])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         """`write`, as transformers' attention calls it."""
         return self.write(layer_idx, key_states, value_states)
 
-    def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
-        """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies
-        nowhere."""
-        images = torch.arange(len(source), device=source.device)[:, None]
-        source, target = (torch.cat([self.index_of[at], self.end_index_of[at]], dim=1) for at in (source, target))
-        for stack in self._stacks:
-            at, source_at, target_at = (index.to(stack.device) for index in (images, source, target))
-            branches = stack.unflatten(1, (self.branches, -1))
-            branches[:, :, at, :, target_at] = branches[:, :, at, :, source_at]
+    def entries(self, slots: torch.LongTensor) -> torch.LongTensor:
+        """Those of slots [B, M] and of their row ends, [B, 2 M]. A row end moves with its token."""
+        return torch.cat([self.index_of[slots], self.end_index_of[slots]], dim=1)
 
     def expand(self, images: torch.LongTensor) -> None:
-        """Make image j of the cache a copy of what was image `images[j]`, [M]."""
-        self.take_rows(self.rows(images))
+        super().expand(images)
         self.row_ends = self.row_ends[images]
-
-    def take_rows(self, rows: torch.LongTensor) -> None:
-        """Make row j of the cache a copy of what was row `rows[j]`, [R]."""
-        self._set_stacks([stack[:, rows.to(stack.device)] for stack in self._stacks])
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images with as many slots. Prompts end together:
         shorter ones are padded on the left."""
         more, attended_slots = other.first - self.first, self.attended_slots
         if more > 0:
-            self._set_stacks([F.pad(stack, (0, 0, more, 0)) for stack in self._stacks])
+            self._set_stacks(*(F.pad(stack, (0, 0, more, 0)) for stack in self.stacks))
             self.lay_out(other.prompt, self.slots, self.scratch, self.owners)
             self.attended_slots = attended_slots
             self.end_index_of += more

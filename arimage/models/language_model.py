@@ -20,8 +20,8 @@ from .layer_in_torch import run_layers, run_perceptron
 from .layers import additive, causal_mask
 from .quantized import pack_weights
 from .step import StepPlaces, has_weights_like
-from .step_language import misfit, misfit_in_torch, norm_of, parts_of, turn_table
-from .step_layer import StepLayer, attend_layer, feed_layer
+from .step_language import misfit, misfit_in_torch, parts_of, turn_table
+from .step_layer import StepLayer, attend_layer, feed_layer, norm_of
 
 
 # Prompts are padded on the left to a multiple of this length, so that a compiled step serves prompts of about one

@@ -1,6 +1,6 @@
 """What masked transformers keep of the layers in a forward pass for later ones."""
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -45,11 +45,6 @@ class LayerCache(StackedCache):
             return keys, values
         return kept[0][:, :, : self.attended], kept[1][:, :, : self.attended]
 
-    def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Replace `images` [M] by those of `other`."""
-        for mine, theirs in zip(self.stacks, other.stacks, strict=True):
-            mine.index_copy_(1, self.rows(images), theirs)
-
 
 class MaskedContext(LayerCache):
     """The context of a `MaskedTokenModel`, with a slot for each of its rows.
@@ -68,6 +63,22 @@ class MaskedContext(LayerCache):
         if logits is not None:
             # The last one is nowhere.
             self._logits = self.keys[0].new_zeros(rows, logits[0] + 1, logits[1])
+
+    @classmethod
+    def of(cls, model: Any, batch_size: int, kept_logits: int | None) -> Self:
+        """An empty context of a model, for so many images and the logits of so many slots, see `logits`."""
+        config = model.network.config
+        return cls(
+            config.num_layers,
+            batch_size * model.branches,
+            config.get("num_key_value_heads") or config.num_attention_heads,
+            model.network.head_dim,
+            model.num_rows,
+            logits=None if kept_logits is None else (kept_logits, model.vocab_size),
+            branches=model.branches,
+            dtype=model.network.dtype,
+            device=model.device,
+        )
 
     @property
     def logits(self) -> torch.Tensor | None:

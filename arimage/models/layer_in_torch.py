@@ -14,7 +14,7 @@ from ..kernels.step.gate import gate
 from ..kernels.step.linear import lie_together, product
 from ..kernels.step.turns import normed_heads
 from .layers import attend_heads, rms_norm
-from .step_layer import Norm, StepLayer, Weight
+from .step_layer import Norm, StepLayer, Weight, norm_of
 
 
 def run_layers(
@@ -37,7 +37,7 @@ def run_layers(
     turns = decoder.rotary_emb(hidden, positions)
     for index, layer in enumerate(layers):
         hidden = _fed(_attended(hidden, layer, turns, mask, cache, index), layer)
-    return _normed(hidden, Norm(decoder.norm.weight, decoder.norm.variance_epsilon))
+    return _normed(hidden, norm_of(decoder.norm))
 
 
 def run_perceptron(states: torch.Tensor, layers: Sequence[tuple[Weight, torch.Tensor | None]]) -> torch.Tensor:

@@ -9,7 +9,8 @@ from torch import nn
 from ..kernels.rotary import rotate
 from .layers import FeedForward, Linear, RMSNorm, attend_heads, causal_mask, check_groups
 from .rotary import turns_at
-from .step import StepPlaces, attend_and_feed, project
+from .step import StepPlaces
+from .step_layer import attend_layer, feed_layer, layer_of
 
 
 def rotary_table(
@@ -60,9 +61,8 @@ class Block(nn.Module):
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """`forward` of the rows `hidden` [R, hidden_size] by the kernels of a step, in five launches if they are few,
         otherwise in place. `keys` and `values` are all those that the cache has of the layer."""
-        attention, rest = self.attention, (self.feed_forward_norm, self.feed_forward)
-        query = project(hidden, self.attention_norm, attention.qkv_proj, attention.head_dim, at, keys, values)
-        return attend_and_feed(hidden, query, at, keys, values, attention.out_proj, *rest)
+        layer = layer_of(self, self.attention.qkv_proj)
+        return feed_layer(attend_layer(hidden, layer, at, keys, values), layer)
 
 
 class CaptionProjection(nn.Module):
@@ -84,10 +84,7 @@ class ClassOrTextCondition:
 
     config: Any
     dtype: torch.dtype
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
+    head_dim: int
 
     @property
     def reads_text(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import diffusers
 import torch
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -150,3 +151,16 @@ class ModelMixin(diffusers.ModelMixin):
         check_no_disk(options)
         devices = torch.device(onload_device), torch.device(offload_device)
         super().enable_group_offload(*devices, offload_type, num_blocks_per_group, **options)
+
+
+class TransformerMixin(PeftAdapterMixin):
+    """What our transformers have in common. It comes before `ModelMixin` among their bases."""
+
+    _no_split_modules = ["Block"]
+    _repeated_blocks = ["Block"]
+    config: Any
+
+    @property
+    def head_dim(self) -> int:
+        """The channels of an attention head."""
+        return self.config.hidden_size // self.config.num_attention_heads

@@ -146,11 +146,8 @@ class PairedModel(PrefixModel):
 
     def _open(self, batch_size: int, scratch: int, filled: int) -> tuple[PairedCache, dict[str, torch.Tensor]]:
         """An empty cache and the conditions of its rows; see `open_prefill`."""
-        config, room = self.transformer.config, {"scratch": scratch, "filled": filled}
-        # Some have as many keys as heads.
-        shape = config.num_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         # Images of one prompt have prefixes of their own, which end with the first query of an image's order.
-        return self.open_prefill(PairedCache, batch_size, *shape, shared=False, **room)[:2]
+        return self.open_prefill(PairedCache, batch_size, shared=False, scratch=scratch, filled=filled)[:2]
 
     def _seen_by(
         self, cache: PairedCache, slots: torch.LongTensor, visible: torch.BoolTensor | None = None

@@ -38,11 +38,6 @@ class ScaleTransformer:
     __call__: Callable[..., torch.FloatTensor]
 
     @property
-    def head_dim(self) -> int:
-        """The channels of an attention head."""
-        return self.config.hidden_size // self.config.num_attention_heads
-
-    @property
     def step_parts(self) -> list[nn.Module]:
         """See `runs_kernels`."""
         return [*self.blocks, self.head]
@@ -118,7 +113,7 @@ class ScaleTransformer:
             start, prefix, conditions = self.read_condition(**condition)
             parts.append(start)
         else:
-            assert cache is not None and cache.conditions is not None and inputs is not None
+            assert cache is not None and inputs is not None
             conditions = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
         if inputs is not None:
             parts.append(self.input_projection(inputs))
@@ -275,15 +270,8 @@ class GrowingScaleModel(BoundScaleModel):
         first, stop = (sum(self.cells[:end]) for end in (len(latents), len(latents) + 1))
         # With latents, images of equal conditions differ; so do the halves of rows that are mixed.
         shared, fed = not latents and mix is None, fed_cells(self.cells, pruned)
-        cache, condition, copies = self.open_prefill(
-            GrowingCache,
-            batch_size,
-            transformer.config.num_layers,
-            transformer.config.num_attention_heads,
-            slots=sum(fed if self.keeps_last else fed[:-1]),
-            filled=stop,
-            shared=shared,
-        )
+        slots = sum(fed if self.keeps_last else fed[:-1])
+        cache, condition, copies = self.open_prefill(GrowingCache, batch_size, slots=slots, filled=stop, shared=shared)
         maps = [self._inputs(scale, latent, self.branches) for scale, latent in enumerate(latents, 1)]
         prefix_mask, mask = transformer.prefix_mask(**condition), None
         if maps or prefix_mask is not None:

@@ -1,5 +1,6 @@
 """Layers by the kernels of `arimage.kernels.step`, and which forward passes take them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -7,12 +8,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..kernels.step import DTYPES, ENABLED, MOST_ROWS, WIDTH, has_kernels, has_many_rows
-from ..kernels.step.attention import attention
+from ..kernels.step import DTYPES, ENABLED, MOST_ROWS, WIDTH, has_kernels
 from ..kernels.step.embedding import embedding
 from ..kernels.step.linear import linear
-from ..kernels.step.qkv import qkv, queries
-from .layers import FeedForward, Linear
+from .layers import Linear
 from .mixin import ModelMixin
 from .quantized import DTYPES as EIGHT_BITS
 from .quantized import QuantizedLinear
@@ -89,45 +88,6 @@ def product(layer: Linear, hidden: torch.Tensor, norm: Any = None) -> torch.Tens
     return linear(hidden, layer.weight, scale=layer.scale, **before)
 
 
-def project(
-    hidden: torch.Tensor,
-    norm: Any,
-    layer: Linear,
-    head_dim: int,
-    at: StepPlaces,
-    keys: torch.Tensor | None = None,
-    values: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The queries [R, heads, head_dim] that a layer makes of the rows `hidden` after a norm. Its keys and values, if
-    there are any, are written to `keys` and `values`. See `arimage.kernels.step.qkv`."""
-    turns = at.table, at.positions, head_dim
-    if keys is None or values is None:
-        return queries(hidden, norm.weight, norm.eps, layer.weight, *turns, layer.scale)
-    scales = [] if layer.scale is None else [layer.scale]
-    return qkv(hidden, norm.weight, norm.eps, [layer.weight], *turns, keys, values, at.index, scales, [])
-
-
-def attend_and_feed(
-    hidden: torch.Tensor,
-    query: torch.Tensor,
-    at: StepPlaces,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    out_proj: Linear,
-    norm: Any,
-    feed_forward: FeedForward,
-) -> torch.Tensor:
-    """What follows the queries of a layer [R, heads, head_dim]: attention, and the feed-forward layer after its norm,
-    in four launches. Returns the next hidden states [R, hidden_size], in place of `hidden` if there are many rows."""
-    turns = (at.table, at.positions) if has_many_rows(hidden) else ()
-    attended = attention(query, keys, values, at.seen, at.prefix_end, at.first, at.slots, at.visible, *turns)
-    hidden = linear(attended, out_proj.weight, residual=hidden, scale=out_proj.scale)
-    gate, up, down = feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj
-    both = {"up": up.weight, "scale": gate.scale, "up_scale": up.scale}
-    inner = linear(hidden, gate.weight, gain=norm.weight, eps=norm.eps, **both)
-    return linear(inner, down.weight, residual=hidden, scale=down.scale)
-
-
 HEAD_DIMS = (32, 64, 128)
 PACKAGE = __name__.partition(".")[0] + "."
 
@@ -139,12 +99,16 @@ def runs_step(network: Any) -> bool:
 
 
 def begins_step(
-    cache, *networks: Any, slots: torch.LongTensor | None = None, visible: torch.BoolTensor | None = None
+    cache,
+    *networks: Any,
+    slots: torch.LongTensor | None = None,
+    visible: torch.BoolTensor | None = None,
+    runs: Callable[[Any], bool] = runs_step,
 ) -> bool:
-    """Whether the next forward pass of `networks` is a step, see `runs_step`, for which the cache then has all its
+    """Whether the next forward pass of `networks` is a step, as it `runs` on each of them; the cache then has all its
     slots."""
     # Slots of a tree say nothing about what they see.
-    steps = (slots is None or visible is not None) and all(map(runs_step, networks))
+    steps = (slots is None or visible is not None) and all(map(runs, networks))
     cache.leave_ends(steps)
     if steps:
         cache.allocate()

@@ -22,12 +22,8 @@ from .fused import FusedLinear
 from .layers import Linear
 from .quantized import QuantizedLinear
 from .step import PACKAGE, has_weights_like, is_hooked, reads_weights
-from .step_layer import Norm, StepLayer, Weight, weight_of
+from .step_layer import Norm, StepLayer, Weight, norm_of, weight_of
 from .two_vocabularies import TwoVocabularyModel
-
-
-def norm_of(norm: Any) -> Norm:
-    return Norm(norm.weight, norm.variance_epsilon)
 
 
 def attention_of(layer: Any) -> dict[str, Any]:

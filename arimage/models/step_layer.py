@@ -8,7 +8,7 @@ from ..kernels.step import has_many_rows
 from ..kernels.step.attention import attention, normed_attention
 from ..kernels.step.linear import linear
 from ..kernels.step.norm_and_add import norm_and_add
-from ..kernels.step.qkv import qkv, unturned
+from ..kernels.step.qkv import qkv, queries, unturned
 from .step import StepPlaces
 
 
@@ -56,18 +56,46 @@ def weight_of(layer: Any) -> Weight:
     return Weight(layer.weight, getattr(layer, "scale", None))
 
 
+def norm_of(norm: Any) -> Norm:
+    """The weights of a norm of this package or of transformers."""
+    return Norm(norm.weight, norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
+
+
+def layer_of(block: Any, *projections: Any, head_norms: tuple[Any, Any] | None = None) -> StepLayer:
+    """What a step reads of a block of this package, whose attention has these layers and norms of queries, keys and
+    values, and whose feed-forward layer is gated."""
+    own, feed = getattr(block, "attention", block), block.feed_forward
+    return StepLayer(
+        (norm_of(block.attention_norm), norm_of(block.feed_forward_norm)),
+        tuple(map(weight_of, projections)),
+        [],
+        own.head_dim,
+        *map(weight_of, (own.out_proj, feed.gate_proj, feed.up_proj, feed.down_proj)),
+        head_norms=head_norms and (norm_of(head_norms[0]), norm_of(head_norms[1])),
+    )
+
+
 def attend_layer(
-    hidden: torch.Tensor, layer: StepLayer, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor
+    hidden: torch.Tensor,
+    layer: StepLayer,
+    at: StepPlaces,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    writes: bool = True,
 ) -> torch.Tensor:
     """The rows `hidden` [R, hidden_size] and what attention adds to them, in three launches if they are few, or four
-    with `sum_norms`. `keys` and `values` are all those that the cache has of the layer."""
+    with `sum_norms`. `keys` and `values` are all those that the cache has of the layer. It `writes` those of the rows
+    unless it projects queries alone."""
     norm, head_dim = layer.norms[0], layer.head_dim
     weights, scales = zip(*layer.projections, strict=True)
     scales = [each for each in scales if each is not None]
     before, turns = (hidden, norm.weight, norm.eps, weights), (at.table, at.positions)
     seen, rest = (keys, values, at.seen, at.prefix_end, at.first, at.slots), (at.halves, at.ends, at.columns)
     if layer.head_norms is None:
-        query = qkv(*before, *turns, head_dim, keys, values, at.index, scales, layer.biases, at.halves)
+        if writes:
+            query = qkv(*before, *turns, head_dim, keys, values, at.index, scales, layer.biases, at.halves)
+        else:
+            query = queries(*before[:3], weights[0], *turns, head_dim, *scales)
         attended = attention(query, *seen, at.visible, *(turns if has_many_rows(hidden) else (None, None)), *rest)
     else:
         states = unturned(*before, head_dim, scales, layer.biases)

@@ -75,7 +75,7 @@ def in_place(function):
     invalid, fresh, end = torch.tensor([False, False]), positions % 2 == 0, torch.tensor([9, 9])
     logits, seeds = torch.where(fresh[..., None], p, torch.nan)[None], torch.tensor([1, 5])
     slots, window = (
-        (positions, fresh, tokens, q, p, end, Drafting(start, sums, None), None, None),
+        (positions, fresh, tokens, q, p, end, *Drafting(start, sums, None), None, None),
         (seeds, seeds, 3, 2, 9),
     )
     return {

@@ -92,6 +92,7 @@ def sliding(window, capacity, forced, numbers, keeps):
 def slid(on_triton, arguments, drafted):
     """Slide a window, and check it where `drafted(image, slot, position)` is the draft, and its distribution or None
     if that is one-hot."""
+    arguments = *arguments[:6], *arguments[6], *arguments[7:]
     positions, fresh, tokens, q, p, end, *rest = (a.clone() if isinstance(a, torch.Tensor) else a for a in arguments)
     written = positions, fresh, tokens, q
     triton = on_triton("window", "slide_window", *arguments, written=range(4))

@@ -189,7 +189,7 @@ def slide_window(
     last = None if state.neighbour is None else state.positions[:, :window].amax(1)
     slots = state.positions, state.fresh, state.token_buffer, state.draft_probabilities, probabilities, end
     numbers = uniform, state.seeds, state.steps, Purpose.START
-    kernel.slide_window(*slots, _drafting(state), last, *numbers, window, state.model.num_tokens)
+    kernel.slide_window(*slots, *_drafting(state), last, *numbers, window, state.model.num_tokens)
     state.enter(state.positions[:, :window], state.fresh[:, :window])
 
 

@@ -1,6 +1,6 @@
 """ML-Cache: masked decoding in which many forward passes evaluate only the places of which the model is least sure."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -10,10 +10,9 @@ import torch
 from ..contract.distribution import Sampling
 from ..contract.models import MaskedTokenModel
 from ..contract.settings import check_number, check_settings
-from ..contract.supports import DecodingMethod
 from .confidence import ConfidenceDecoding
 from .halton import HaltonDecoding
-from .tokens import MaskedTokenState, TokenSampler
+from .tokens import MaskedTokenState, SampledDecoding
 
 
 Pass = Literal["full", "keeping", "partial"]
@@ -35,7 +34,7 @@ class CachedState(MaskedTokenState):
 
 
 @dataclass(frozen=True)
-class MLCache(DecodingMethod):
+class MLCache(SampledDecoding):
     """Generate masked tokens as the `sampler` does, but with cheaper forward passes, as in Lumina-DiMOO
     (https://arxiv.org/abs/2510.06308). Not exact, and without a bound.
 
@@ -70,19 +69,10 @@ class MLCache(DecodingMethod):
         check_settings(self, {"steps": 1, "interval": 1})
         for name, least in (("warmup", 0), ("ratio", 1e-6)):
             check_number(self, name, least, 1 - 1e-6)
-        if not isinstance(self.sampler, TokenSampler):
-            raise ValueError(f"sampler is {self.sampler!r}: give a HaltonDecoding or a ConfidenceDecoding")
+        super().__post_init__()
 
     def misfit(self, model: MaskedTokenModel) -> str | None:
         return self._sampler.misfit(model)
-
-    def num_steps(self, model: MaskedTokenModel) -> int:
-        """The number of forward passes for images of this model."""
-        return self._sampler.num_steps(model)
-
-    @property
-    def _sampler(self) -> TokenSampler:
-        return replace(self.sampler, steps=self.steps or self.sampler.steps)
 
     def is_full(self, step: int, steps: int) -> bool:
         """Whether this one of so many steps is full."""

@@ -8,12 +8,11 @@ import torch
 from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel, MaskedTokenModel
 from ..contract.settings import check_settings, check_several
-from ..contract.supports import DecodingMethod
 from .confidence import ConfidenceDecoding
 from .halton import HaltonDecoding, too_many_steps
 from .latents import LatentSet, MaskedLatentState, conditions_of, denoise, open_masked, write_set
 from .sets import GroupState, group_steps, groups_of, has_few_sizes
-from .tokens import GroupTokenState, TokenSampler
+from .tokens import GroupTokenState, SampledDecoding
 
 
 @dataclass
@@ -22,7 +21,7 @@ class GroupLatentState(GroupState, MaskedLatentState):
 
 
 @dataclass(frozen=True)
-class ReCAP(DecodingMethod):
+class ReCAP(SampledDecoding):
     """Generate tokens as another masked decoding does, but with cheaper forward passes
     (https://arxiv.org/abs/2505.19089): continuous tokens as `MaskedDecoding`, others as the `sampler`. Not exact, and
     without a bound.
@@ -69,8 +68,7 @@ class ReCAP(DecodingMethod):
         )
         if self.steps is not None and self.full_steps is not None and self.full_steps > self.steps:
             raise ValueError(f"full_steps is {self.full_steps}: give at most {self.steps}, the number of all steps")
-        if not isinstance(self.sampler, TokenSampler):
-            raise ValueError(f"sampler is {self.sampler!r}: give a HaltonDecoding or a ConfidenceDecoding")
+        super().__post_init__()
         if isinstance(self.sampler, ConfidenceDecoding) and self.sampler.redraw_known:
             raise ValueError("redraw_known is true, and a partial step evaluates few tokens: leave it out for ReCAP")
         for name in ("denoising_steps", "partial_denoising_steps"):
@@ -86,14 +84,6 @@ class ReCAP(DecodingMethod):
         return too_many_steps(self.steps, model) or (
             self.sampler.misfit(model) if model.kind == "masked_tokens" and self.steps is None else None
         )
-
-    def num_steps(self, model: MaskedTokenModel) -> int:
-        """The number of forward passes for images of this model."""
-        return self._sampler.num_steps(model)
-
-    @property
-    def _sampler(self) -> TokenSampler:
-        return replace(self.sampler, steps=self.steps or self.sampler.steps)
 
     def start(
         self, model: MaskedLatentModel | MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor

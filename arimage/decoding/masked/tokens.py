@@ -1,8 +1,8 @@
 """What decodings of a `MaskedTokenModel` share: their state, and a step of which the sampler decides the tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -80,6 +80,25 @@ class TokenSampler(DecodingMethod):
     def step(self, state: MaskedTokenState) -> None:
         if not state.over:
             self.decide(state, lambda places: state.model.forward(state.tokens, places))
+
+
+class SampledDecoding(DecodingMethod):
+    """Base of the decodings whose tokens a `sampler` decides, in `steps` of which many evaluate less than its own."""
+
+    steps: int | None
+    sampler: Any
+
+    def __post_init__(self):
+        if not isinstance(self.sampler, TokenSampler):
+            raise ValueError(f"sampler is {self.sampler!r}: give a HaltonDecoding or a ConfidenceDecoding")
+
+    def num_steps(self, model: MaskedTokenModel) -> int:
+        """The number of forward passes for images of this model."""
+        return self._sampler.num_steps(model)
+
+    @property
+    def _sampler(self) -> TokenSampler:
+        return replace(self.sampler, steps=self.steps or self.sampler.steps)
 
 
 def given_tokens(sampling: Sampling) -> torch.BoolTensor | None:

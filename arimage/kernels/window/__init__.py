@@ -76,45 +76,10 @@ def close_window(
     return end
 
 
-def slide_window(
-    positions: torch.LongTensor,
-    fresh: torch.BoolTensor,
-    tokens: torch.LongTensor,
-    q: torch.FloatTensor,
-    p: torch.FloatTensor | None,
-    end: torch.LongTensor,
-    drafting: Drafting,
-    last: torch.LongTensor | None,
-    uniform: torch.FloatTensor | None,
-    seeds: torch.LongTensor,
-    steps: torch.LongTensor,
-    purpose: int,
-    window: int,
-    size: int,
-) -> None:
-    """Move the slots of decided drafts on, and draft their new positions, in place.
-
-    Args:
-        positions: int64 [B, S], the position of the draft in each slot. Those of the first `window` slots that lie
-            before `end` [B] are decided.
-        fresh: bool [B, S], which becomes whether the slot has moved on.
-        tokens: int64 [B, N + S], where the drafts are written.
-        q: float32 [B, S, V], the distribution that the draft in each slot was sampled from.
-        p: float32 [B, W, V], those of the slots that have not moved on; None leaves them as they are.
-        last: int64 [B], the last position of the window before it moves, for `drafting` with a neighbour. Its token is
-            copied where there is nothing else to copy.
-        uniform: float32 [B, W] in [0, 1), the number that the draft in each slot is sampled by. None generates them
-            from `seeds` [B], the new positions, `steps` [B] and `purpose`.
-        size: N.
-    """
-    slots, numbers = (positions, fresh, tokens, q, p, end), (uniform, seeds, steps, purpose)
-    _slide_window(*slots, *drafting, last, *numbers, window, size)
-
-
 @operation(
     writes=("positions", "fresh", "tokens", "q"), whole=("p", "end", "start", "start_sums", "forced", "context")
 )
-def _slide_window(
+def slide_window(
     positions: torch.LongTensor,
     fresh: torch.BoolTensor,
     tokens: torch.LongTensor,
@@ -135,6 +100,22 @@ def _slide_window(
     window: int,
     size: int,
 ) -> None:
+    """Move the slots of decided drafts on, and draft their new positions, in place.
+
+    Args:
+        positions: int64 [B, S], the position of the draft in each slot. Those of the first `window` slots that lie
+            before `end` [B] are decided.
+        fresh: bool [B, S], which becomes whether the slot has moved on.
+        tokens: int64 [B, N + S], where the drafts are written.
+        q: float32 [B, S, V], the distribution that the draft in each slot was sampled from.
+        p: float32 [B, W, V], those of the slots that have not moved on; None leaves them as they are.
+        start, start_sums, forced, neighbour, jumps, context: see `Drafting`.
+        last: int64 [B], the last position of the window before it moves, for drafts of a neighbour. Its token is
+            copied where there is nothing else to copy.
+        uniform: float32 [B, W] in [0, 1), the number that the draft in each slot is sampled by. None generates them
+            from `seeds` [B], the new positions, `steps` [B] and `purpose`.
+        size: N.
+    """
     positions, entered, q = positions[:, :window], fresh[:, :window], q[:, :window]
     into(entered, torch.lt, positions, end[:, None])
     positions.add_(entered, alpha=window)

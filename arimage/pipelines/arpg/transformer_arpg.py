@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
+from ...kernels.step.qkv import qkv
 from ...models.bound import PrefixModel
 from ...models.cache import SlotCache
 from ...models.conditions import check_image
@@ -28,8 +28,9 @@ from ...models.layers import (
     init_normal,
 )
 from ...models.llama_blocks import Block, ClassOrTextCondition, rotary_table
-from ...models.mixin import ModelMixin
-from ...models.step import StepPlaces, attend_and_feed, begins_step, embed, product, project
+from ...models.mixin import ModelMixin, TransformerMixin
+from ...models.step import StepPlaces, begins_step, embed, product
+from ...models.step_layer import attend_layer, feed_layer, layer_of
 from ...settings.schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
 
 
@@ -55,11 +56,11 @@ class QueryBlock(nn.Module):
 
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """`forward` by the kernels of a step; see `Block.step`."""
-        query, rest = project(hidden, self.attention_norm, self.q_proj, self.head_dim, at), (self.feed_forward,)
-        return attend_and_feed(hidden, query, at, keys, values, self.out_proj, self.feed_forward_norm, *rest)
+        layer = layer_of(self, self.q_proj)
+        return feed_layer(attend_layer(hidden, layer, at, keys, values, writes=False), layer)
 
 
-class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
+class ARPGTransformer(TransformerMixin, ModelMixin, ConfigMixin, ClassOrTextCondition):
     """The any-order transformer of ARPG, conditioned on a class, as published, or on text. The defaults are the
     published ARPG-L.
 
@@ -247,8 +248,9 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
             at = replace(at, slots=sees.flatten())
         for layer, block in enumerate(self.blocks):
             hidden = block.step(hidden, at, *cache.of_layer(layer))
-        keys, values = memory = cache.of_layer(len(self.blocks))
-        project(hidden, self.memory_norm, self.memory_proj, self.head_dim, at, keys, values)
+        memory, norm, layer = cache.of_layer(len(self.blocks)), self.memory_norm, self.memory_proj
+        scales, turns = [] if layer.scale is None else [layer.scale], (at.table, at.positions, self.head_dim)
+        qkv(hidden, norm.weight, norm.eps, [layer.weight], *turns, *memory, at.index, scales, [])
         queries = self.query_embedding.expand(cache.branches * query_places.numel(), -1)
         if self.place_embedding is None:
             queries = queries.contiguous()
@@ -328,9 +330,8 @@ class ARPGTokenModel(PrefixModel):
         self, batch_size: int, scratch: int, shared: bool = True, filled: int = 0
     ) -> tuple[SlotCache, dict[str, torch.Tensor], Sequence[int]]:
         """See `open_prefill`."""
-        config = self.transformer.config
-        layers, heads = config.num_layers // 2 + 1, config.num_key_value_heads or config.num_attention_heads
-        return self.open_prefill(SlotCache, batch_size, layers, heads, scratch=scratch, filled=filled, shared=shared)
+        options = {"layers": self.transformer.config.num_layers // 2 + 1, "filled": filled, "shared": shared}
+        return self.open_prefill(SlotCache, batch_size, scratch=scratch, **options)
 
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
@@ -31,10 +30,10 @@ from ...models.layers import (
     heads_per_key,
     init_normal,
 )
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.rotary import frequencies_of, grid_angles, grid_turns
 from ...models.step import StepPlaces, begins_step, embed, product
-from ...models.step_layer import Norm, StepLayer, attend_layer, feed_layer, weight_of
+from ...models.step_layer import attend_layer, feed_layer, layer_of
 from ...settings.schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
 
 
@@ -158,24 +157,8 @@ class Block(nn.Module):
     def step(self, hidden: torch.Tensor, at: StepPlaces, text, keys: torch.Tensor, values: torch.Tensor):
         """`forward` of the rows `hidden` [R, hidden_size] by the kernels of a step, in eight launches with a text,
         else in five. `keys` and `values` are all those that the cache has of the layer."""
-        own, feed = self.attention, self.feed_forward
-        norms = self.attention_norm, self.feed_forward_norm, own.q_norm, own.k_norm
-        before, after, query_norm, key_norm = (Norm(norm.weight, norm.eps) for norm in norms)
-        query, key, value, out, gate, up, down = map(
-            weight_of,
-            (own.q_proj, own.k_proj, own.v_proj, own.out_proj, feed.gate_proj, feed.up_proj, feed.down_proj),
-        )
-        layer = StepLayer(
-            norms=(before, after),
-            projections=(query, key, value),
-            biases=[],
-            head_dim=own.head_dim,
-            out=out,
-            gate=gate,
-            up=up,
-            down=down,
-            head_norms=(query_norm, key_norm),
-        )
+        own = self.attention
+        layer = layer_of(self, own.q_proj, own.k_proj, own.v_proj, head_norms=(own.q_norm, own.k_norm))
         hidden = attend_layer(hidden, layer, at, keys, values)
         if text is not None:
             # All places of the text are a prompt, after which there is nothing.
@@ -188,7 +171,7 @@ class Block(nn.Module):
         return feed_layer(hidden, layer)
 
 
-class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class CosmosTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The next-token transformer of Cosmos-Predict1. The defaults are the published 4B.
 
     RoPE rotates neighbouring pairs of a head's dimensions, where the original rotates its halves: the converter
@@ -210,9 +193,6 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             whole block and the blocks before. Given those, the tokens of a block are independent. It must divide the
             tokens of a frame; 1 predicts one token after the other.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked
@@ -295,7 +275,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         absolute: torch.Tensor | None = None,
         mask: torch.BoolTensor | None = None,
         prompt_embeds: torch.Tensor | None = None,
-        cache: "CosmosCache | None" = None,
+        cache: SlotCache | None = None,
         first_query: int = 0,
     ) -> torch.Tensor:
         """One forward pass: logits [B, Q - first_query, vocab_size] for the tokens `block_tokens` after the
@@ -311,18 +291,18 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
                 `prompt_embeds`.
             first_query: leave out the logits of the tokens before it.
         """
-        texts = None if cache is None else cache.texts
+        texts = () if cache is None else cache.conditions
         if prompt_embeds is not None:
             texts = self.read_text(prompt_embeds)
             if cache is not None:
-                cache.texts = [(key.contiguous(), value.contiguous()) for key, value in texts]
+                cache.conditions = [(key.contiguous(), value.contiguous()) for key, value in texts]
         hidden = embed_known(self.token_embedding, tokens)
         scores = None if mask is None else additive(mask, hidden.dtype, heads_per_key(self.config))
         absolute = None if absolute is None else absolute.to(hidden.dtype)
         for layer, block in enumerate(self.blocks):
             if absolute is not None:
                 hidden = hidden + absolute
-            hidden = block(hidden, rotary, scores, None if texts is None else texts[layer], cache, layer)
+            hidden = block(hidden, rotary, scores, texts[layer] if texts else None, cache, layer)
         return self.head(self.norm(hidden[:, first_query:]))
 
     @property
@@ -334,7 +314,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self,
         tokens: torch.LongTensor,
         positions: torch.LongTensor,
-        cache: "CosmosCache",
+        cache: SlotCache,
         *,
         rotary: torch.FloatTensor,
         absolute: torch.Tensor | None,
@@ -358,12 +338,12 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             at = replace(at, slots=at.slots - at.slots % block + (block - 1))
         if absolute is not None:
             absolute = absolute[positions.flatten()].to(hidden.dtype).repeat(cache.branches, 1)
-        texts = cache.texts
-        read = None if texts is None else torch.ones_like(texts[0][0][:, 0, :, 0], dtype=torch.bool)
+        texts = cache.conditions
+        read = torch.ones_like(texts[0][0][:, 0, :, 0], dtype=torch.bool) if texts else None
         for layer, part in enumerate(self.blocks):
             if absolute is not None:
                 hidden = hidden + absolute
-            text = None if texts is None else (*texts[layer], read)
+            text = (*texts[layer], read) if texts else None
             hidden = part.step(hidden, at, text, *cache.of_layer(layer))
         return product(self.head, hidden, self.norm)
 
@@ -392,24 +372,6 @@ def _check_blocks(block: int, shape: tuple[int, int]) -> None:
         raise ValueError(
             f"block_tokens is {block}: give a number that divides the {math.prod(shape)} tokens of a frame"
         )
-
-
-class CosmosCache(SlotCache):
-    """A `SlotCache` that also holds the keys and values of the cross-attention, [rows, heads, S, head_dim] per layer;
-    None for a model without text."""
-
-    texts: list[tuple[torch.Tensor, torch.Tensor]] | None = None
-
-    def take_rows(self, rows: torch.LongTensor) -> None:
-        super().take_rows(rows)
-        if self.texts is not None:
-            self.texts = [(key[rows], value[rows]) for key, value in self.texts]
-
-    def put(self, images: torch.LongTensor, other: Self) -> None:
-        super().put(images, other)
-        for mine, theirs in zip(self.texts or (), other.texts or (), strict=True):
-            for part, new in zip(mine, theirs, strict=True):
-                part.index_copy_(0, self.rows(images), new)
 
 
 class CosmosTokenModel(BoundTokenModel):
@@ -477,13 +439,11 @@ class CosmosTokenModel(BoundTokenModel):
 
     def prefill(
         self, batch_size: int, scratch: int = 0, *, slots: int | None = None
-    ) -> tuple[CosmosCache, torch.Tensor]:
+    ) -> tuple[SlotCache, torch.Tensor]:
         """A cache with the given maps in it, and the logits of the first position or block; see
         `TokenModel.prefill`."""
-        config, block = self.transformer.config, self.block
-        cache, condition, copies = self.open_prefill(
-            CosmosCache, batch_size, config.num_layers, config.num_key_value_heads, slots=slots, scratch=scratch
-        )
+        block = self.block
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, slots=slots, scratch=scratch)
         prompts, length = condition["tokens"].shape
         cache.write_prompts(prompts, length)
         logits = self.transformer(
@@ -502,7 +462,7 @@ class CosmosTokenModel(BoundTokenModel):
         self,
         tokens: torch.LongTensor,
         positions: torch.LongTensor,
-        cache: CosmosCache,
+        cache: SlotCache,
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,

@@ -6,18 +6,17 @@ from typing import Literal
 import torch
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.layers import Linear, additive, check_heads, heads_per_key
 from ...models.llama_blocks import Block, ClassOrTextCondition
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...settings.schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
 from ..llamagen.transformer_llamagen import LlamaGenTransformer
 from .vector_model import VectorHead, known_flags
 
 
-class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
+class LlamaGenDDTransformer(TransformerMixin, ModelMixin, ConfigMixin, ClassOrTextCondition):
     """The decoder of LlamaGen, fed with vectors instead of tokens: the vectors of known tokens, then noise. One causal
     forward pass turns the noise at each position into the vector of its token. The defaults are the published
     LlamaGen-DD-B.
@@ -37,9 +36,6 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         place_embeddings (`bool`): whether each position begins with embeddings of its place and of the condition.
             Without them, as published, it learns of both by attention to the prefix alone.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked

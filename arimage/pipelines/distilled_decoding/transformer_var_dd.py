@@ -5,12 +5,11 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models import modulated_blocks
 from ...models.layers import Linear, additive, check_heads
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm, levels_of
 from ...settings.schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from ..var.transformer_var import VARTransformer
@@ -43,7 +42,7 @@ SHARED = (
 )  # fmt: skip
 
 
-class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class VARDDTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The transformer of VAR, fed with vectors instead of sums of maps: the vectors of known maps, then noise. One
     forward pass turns the noise at each position into the vector of its token. A vector sees the class, the coarser
     maps and itself, but not the rest of its own map. The defaults are the published VAR-DD-d16.
@@ -58,9 +57,6 @@ class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             are vectors. For `FewStepDecoding`.
         dropout (`float`): of embeddings and residual branches, in training.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
-from ...convert.folder import damaged_files, load_model, read_json
+from ...convert.folder import damaged_files, load_model, read_config, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
 from ...families import check_converter
@@ -128,8 +128,8 @@ def convert_emu3(
     """
     check_vacant(out)
     folder = Path(folder)
-    config = read_json(folder / "config.json")
-    if config.get("model_type") == "emu3":
+    config = read_config(folder, "emu3", "Emu3", give="Emu3-Gen or Emu3-Stage1")
+    if config["model_type"] == "emu3":
         if vision_tokenizer is not None:
             raise CheckpointError(f"{folder} holds its image tokenizer already: leave out {vision_tokenizer}")
         model = load_model(Emu3ForConditionalGeneration, folder)
@@ -138,7 +138,7 @@ def convert_emu3(
             with damaged_files(folder):
                 check_tokenizer_files(folder, PreTrainedTokenizerFast)
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    elif config.get("model_type") == "Emu3":
+    else:
         check_converter("emu3", folder, "Emu3")
         if vision_tokenizer is None:
             raise CheckpointError(
@@ -147,11 +147,6 @@ def convert_emu3(
             )
         tokenizer = emu3_tokenizer_from_original(folder)
         model = _assemble(folder, config, Path(vision_tokenizer), tokenizer)
-    else:
-        raise CheckpointError(
-            f"config.json of {folder} names the model type {config.get('model_type')!r} where 'emu3' or 'Emu3' was "
-            "expected: give the folder of Emu3-Gen or Emu3-Stage1"
-        )
     area = image_area or config.get("image_area", 720 * 720)
     pipeline = pipeline_of(Emu3Pipeline, folder, model, tokenizer, image_area=area)
     pipeline.generation_config.update(EMU3_SAMPLING)

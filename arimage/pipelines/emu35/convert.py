@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
-from ...convert.folder import damaged_files, load_original_folder, read_json
+from ...convert.folder import damaged_files, load_original_folder, read_config
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
 from ...convert.vqgan import vq_model_from_original
@@ -94,20 +94,9 @@ def convert_emu35(
     """
     check_vacant(out)
     folder, vision_tokenizer = Path(folder), Path(vision_tokenizer)
-    config = read_json(folder / "config.json")
-    kind = config.get("model_type")
-    if kind not in ("Emu3", "emu3"):
-        raise CheckpointError(
-            f"config.json of {folder} names the model type {kind!r} where 'Emu3' was expected: give the folder of "
-            "Emu3.5-Image or Emu3.5"
-        )
+    config = read_config(folder, "Emu3", "emu3", give="Emu3.5-Image or Emu3.5")
     check_converter("emu35", folder, "Emu3")
-    vision_config = read_json(vision_tokenizer / "config.json")
-    if vision_config.get("model_type") != "Emu3p5VisionVQ":
-        raise CheckpointError(
-            f"config.json of {vision_tokenizer} names the model type {vision_config.get('model_type')!r} where "
-            "'Emu3p5VisionVQ' was expected: give the folder of Emu3.5-VisionTokenizer"
-        )
+    read_config(vision_tokenizer, "Emu3p5VisionVQ", give="Emu3.5-VisionTokenizer")
     tokenizer, codes = emu35_tokenizer_from_original(folder)
     file = vision_tokenizer / "model.safetensors"
     vq = vq_model_from_original(load_original(file), model=IBQModel, source=file)

@@ -17,7 +17,7 @@ from ..arguments import TokenArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..output import ImagePipelineOutput
-from ..pictures.references import References, as_references, common_size, split_references
+from ..pictures.references import References, as_references, common_size, each_once, split_references
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from ..text.token_prompts import Ids, check_negatives, stack
 from .family import FAMILY
@@ -108,12 +108,12 @@ class Emu35Pipeline(ARImagePipeline):
 
     def _image_ids(self, references: list[list[Image.Image]]) -> list[list[int]]:
         """The token ids of all reference images of each prompt."""
-        ids: dict[int, list[int]] = {}
-        for image in (image for listed in references for image in listed):
-            if id(image) not in ids:
-                pixels = VaeImageProcessor(do_resize=False).preprocess(image).to(self._execution_device)
-                ids[id(image)] = self.prompts.image_ids(self.encode_image(pixels)[0])
-        return [[token for image in listed for token in ids[id(image)]] for listed in references]
+
+        def encode(image: Image.Image) -> list[int]:
+            pixels = VaeImageProcessor(do_resize=False).preprocess(image).to(self._execution_device)
+            return self.prompts.image_ids(self.encode_image(pixels)[0])
+
+        return [[token for ids in listed for token in ids] for listed in each_once(encode, references)]
 
     def _model(self, branches: list[Ids], size: tuple[int, int], codebook: torch.Tensor) -> LanguageTokenModel:
         # Negative prompts are sequences with their own positions and header.
@@ -204,10 +204,7 @@ class Emu35Pipeline(ARImagePipeline):
                 raise ValueError("input_ids hold their reference images already: give a prompt with references")
             name = "image" if image_reference is None else "image_reference"
             listed = as_references(name, given, count, self.abilities.max_references)
-            # Prompts may share references: each is resized once.
-            different = {id(one): one for images in listed for one in images}
-            resized = {key: smart_resize(name, one, self.config.image_area) for key, one in different.items()}
-            references = [[resized[id(one)] for one in images] for images in listed]
+            references = each_once(lambda one: smart_resize(name, one, self.config.image_area), listed)
             if common.get("guidance_scale") is None:
                 common["guidance_scale"] = self.reference_guidance_scale
             if height is width is ratio is None:

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.linear import linear
@@ -15,7 +14,7 @@ from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions, check_raster, with_unconditional
 from ...models.layer_cache import MaskedContext
 from ...models.layers import FeedForward, Linear, additive, attend_heads, init_normal
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...settings.schema import Classes, Count, Epsilon, Layers, Share, Side, Whole, Width, checked
 
 
@@ -123,7 +122,7 @@ def _gather(hidden: torch.Tensor, rows: torch.LongTensor) -> torch.Tensor:
     return hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
 
 
-class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class HaltonMaskGITTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The masked transformer of Halton-MaskGIT, conditioned on a class, as published, or on text. The defaults are the
     published base size of 256 pixels.
 
@@ -144,9 +143,6 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     Raises:
         ValueError: if there are more heads than channels.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked
@@ -183,10 +179,6 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     @property
     def reads_text(self) -> bool:
         return self.config.conditioning == "text"
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
 
     @property
     def num_rows(self) -> int:
@@ -316,18 +308,7 @@ class HaltonMaskGITModel(BoundNetwork):
 
     def open_context(self, batch_size: int, *, logits: bool = False) -> MaskedContext:
         """See `MaskedTokenModel.open_context`."""
-        network, config = self.network, self.network.config
-        return MaskedContext(
-            config.num_layers,
-            batch_size * self.branches,
-            config.num_attention_heads,
-            network.head_dim,
-            self.num_rows,
-            logits=(self.num_tokens, self.vocab_size) if logits else None,
-            branches=self.branches,
-            dtype=network.dtype,
-            device=self.device,
-        )
+        return MaskedContext.of(self, batch_size, self.num_tokens if logits else None)
 
     def forward(
         self,

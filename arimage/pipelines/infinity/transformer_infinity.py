@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
@@ -14,7 +13,7 @@ from ...kernels.step import has_many_rows
 from ...kernels.step.attention import text_attention
 from ...models import modulated_blocks
 from ...models.layers import Linear, attend, attend_heads, check_heads
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.modulated_blocks import (
     NORM_EPS,
     CastingLinear,
@@ -147,7 +146,7 @@ class TextPool(nn.Module):
         return self.out_proj(attend(query, key, value, mask).flatten(1))
 
 
-class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapterMixin):
+class InfinityTransformer(ScaleTransformer, TransformerMixin, ModelMixin, ConfigMixin):
     """The next-scale transformer of Infinity. The defaults are the published 2B.
 
     An image is K maps of cells with b bits each, from coarse to fine. All bits of a map are predicted in one forward
@@ -166,8 +165,6 @@ class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapter
     """
 
     in_float32 = True
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked

@@ -95,11 +95,7 @@ class InfinityStarScaleModel(BoundScaleModel):
     ) -> tuple[ClipCache, torch.FloatTensor]:
         """A cache with the text and the scales 0 .. len(latents) in it, and the logits [G, B, n, 2] of the last of
         them; see `ScaleModel.prefill`. Every scale is fed by a forward pass of its own."""
-        config = self.transformer.config
-        slots = max(self._kept, default=0)
-        cache, condition, copies = self.open_prefill(
-            ClipCache, batch_size, config.num_layers, config.num_key_value_heads, slots=slots
-        )
+        cache, condition, copies = self.open_prefill(ClipCache, batch_size, slots=max(self._kept, default=0))
         seen, count = condition["prompt_attention_mask"].bool(), self.conditions.prefix_length
         cache.write_next_at(0, 0, count)
         self.transformer(

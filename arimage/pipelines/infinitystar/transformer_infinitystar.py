@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
@@ -12,11 +11,11 @@ from ...kernels.step import has_many_rows
 from ...kernels.step.head_norms import head_norms
 from ...kernels.step.linear import linear
 from ...models.layers import FeedForward, Linear, additive, attend, attend_heads, check_groups, check_heads
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.pruning import Pruning, only
 from ...models.rotary import turns_at
 from ...models.step import StepPlaces, runs_step
-from ...models.step_layer import Norm, StepLayer, attend_layer, feed_layer, weight_of
+from ...models.step_layer import StepLayer, attend_layer, feed_layer, layer_of
 from ...settings.schema import Count, Layers, Width, checked
 from .cache import ClipCache
 from .schedules import Pass, PixelClass, repetitions_of
@@ -76,25 +75,8 @@ class Block(nn.Module):
 
     def step_layer(self) -> StepLayer:
         """What a step reads of it."""
-        own, feed = self.attention, self.feed_forward
-        before, after, query, key = (
-            Norm(norm.weight, NORM_EPS)
-            for norm in (self.attention_norm, self.feed_forward_norm, own.q_norm, own.k_norm)
-        )
-        qkv, out, gate, up, down = map(
-            weight_of, (own.qkv_proj, own.out_proj, feed.gate_proj, feed.up_proj, feed.down_proj)
-        )
-        return StepLayer(
-            norms=(before, after),
-            projections=(qkv,),
-            biases=[],
-            head_dim=own.head_dim,
-            out=out,
-            gate=gate,
-            up=up,
-            down=down,
-            head_norms=(query, key),
-        )
+        own = self.attention
+        return layer_of(self, own.qkv_proj, head_norms=(own.q_norm, own.k_norm))
 
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """`forward` of few rows [R, hidden_size] by the kernels of a step, in five launches. `keys` and `values` are
@@ -117,7 +99,7 @@ class Block(nn.Module):
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).view_as(hidden)
 
 
-class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class InfinityStarTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """Predicts the bits of all cells of a pass at once, from the latents so far. A pass sees its own cells, the text,
     and the last pass of the clip before.
 
@@ -134,9 +116,6 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             defaults to 32), num_key_value_heads (`int`, defaults to 8), intermediate_size (`int`, defaults to 16384):
             of the network.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked
@@ -167,11 +146,6 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.blocks = nn.ModuleList(Block(*sizes) for _ in range(num_layers))
         self.output_norm = nn.RMSNorm(hidden_size, NORM_EPS)
         self.coarse_head, self.head = (Linear(hidden_size, 2 * count) for count in bits)
-
-    @property
-    def head_dim(self) -> int:
-        """The channels of an attention head."""
-        return self.config.hidden_size // self.config.num_attention_heads
 
     @property
     def step_parts(self) -> nn.ModuleList:

@@ -31,16 +31,7 @@ image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0
 
 
 # The settings in which a drafter must equal the transformer.
-SHARED = (
-    "token_dim",
-    "grid_size",
-    "patch_size",
-    "num_train_timesteps",
-    "conditioning",
-    "num_classes",
-    "num_condition_tokens",
-    "caption_dim",
-)
+SHARED = "token_dim grid_size patch_size num_train_timesteps conditioning num_classes num_condition_tokens caption_dim"
 
 
 class LatentLlamaPipeline(UpscalingPipeline):
@@ -81,7 +72,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
             width = vq.config.codebook_dim * transformer.config.patch_size**2
             check_parts("channels per token", transformer=transformer.config.token_dim, image_tokenizer=width)
         check_text_encoder(text_encoder, transformer)
-        check_settings(*SHARED, drafter=drafter, transformer=transformer)
+        check_settings(*SHARED.split(), drafter=drafter, transformer=transformer)
         self.register_modules(
             transformer=transformer,
             vq=vq,

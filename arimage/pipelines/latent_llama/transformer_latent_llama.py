@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 import torch
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.bound import PrefixModel
@@ -16,13 +15,13 @@ from ...models.conditions import check_raster, spread
 from ...models.denoising_head import DenoisingHead, diffusion_tables
 from ...models.layers import Linear, additive, check_heads, heads_per_key, init_normal
 from ...models.llama_blocks import Block, ClassOrTextCondition, rotary_table
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.step import StepPlaces, begins_step
 from ...models.velocity import VelocityModel, VelocitySteps
 from ...settings.schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
-class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
+class LatentLlamaTransformer(TransformerMixin, ModelMixin, ConfigMixin, ClassOrTextCondition):
     """A next-token transformer for continuous tokens with its denoising head, conditioned on a class or on text.
 
     The head predicts the velocity sqrt(a) noise - sqrt(1 - a) token, where a is the remaining share of the token's
@@ -45,8 +44,6 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrT
         dropout (`float`): of residual branches, in training.
     """
 
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
     _keep_in_fp32_modules = ["denoising_head"]
 
     @register_to_config
@@ -190,9 +187,8 @@ class LatentLlamaModel(VelocityModel, PrefixModel):
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
         """A cache with the condition in it, and the conditions [G, B, C] of position 0; see
         `CausalLatentModel.prefill`."""
-        config, length = self.transformer.config, self.conditions.prefix_length
-        heads = config.num_key_value_heads or config.num_attention_heads
-        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch=scratch)
+        length = self.conditions.prefix_length
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, scratch=scratch)
         conditions = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),

@@ -48,15 +48,8 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
     def for_transformer(cls, transformer: LlamaGenTransformer) -> "LlamaGenDrafter":
         """A drafter to train. Its layer starts as the transformer's last layer, and its input as the sum of token and
         feature."""
-        names = (
-            "hidden_size",
-            "intermediate_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "rope_theta",
-            "norm_eps",
-        )
-        drafter = cls(**{name: transformer.config[name] for name in names})
+        names = "hidden_size intermediate_size num_attention_heads num_key_value_heads rope_theta norm_eps"
+        drafter = cls(**{name: transformer.config[name] for name in names.split()})
         drafter.block.load_state_dict(transformer.blocks[-1].state_dict())
         with torch.no_grad():
             drafter.fc.weight.copy_(torch.eye(drafter.config.hidden_size).repeat(1, 2))

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.step import has_many_rows
@@ -23,13 +22,13 @@ from ...models.layers import (
     init_normal,
 )
 from ...models.llama_blocks import Block, ClassOrTextCondition, rotary_table
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.original_names import LLAMAGEN_NAMES
 from ...models.step import begins_step, embed, product
 from ...settings.schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
-class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
+class LlamaGenTransformer(TransformerMixin, ModelMixin, ConfigMixin, ClassOrTextCondition):
     """The next-token transformer of LlamaGen, conditioned on a class or on text. The defaults are the published GPT-B.
 
     Args:
@@ -46,8 +45,6 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
         dropout (`float`): of embeddings and residual branches, in training.
     """
 
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
     original_names = LLAMAGEN_NAMES
 
     @register_to_config
@@ -231,11 +228,8 @@ class LlamaGenTokenModel(PrefixModel):
         self, batch_size: int, scratch: int = 0, *, slots: int | None = None, return_features: bool = False
     ) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        config, length = self.transformer.config, self.conditions.prefix_length
-        heads = config.num_key_value_heads or config.num_attention_heads
-        cache, condition, copies = self.open_prefill(
-            SlotCache, batch_size, config.num_layers, heads, slots=slots, scratch=scratch
-        )
+        length = self.conditions.prefix_length
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, slots=slots, scratch=scratch)
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),

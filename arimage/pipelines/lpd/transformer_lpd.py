@@ -5,12 +5,11 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.cache import SlotCache
 from ...models.layers import Linear, additive, attend_heads, check_heads, embed_known
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.paired import PairedModel, teacher_forcing_mask
 from ...settings.schema import Classes, Count, Epsilon, Layers, Share, Side, Width, checked
 
@@ -43,7 +42,7 @@ class Block(nn.Module):
         return hidden + self.dropout(self.fc2(F.gelu(self.fc1(self.feed_forward_norm(hidden)))))
 
 
-class LPDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class LPDTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The any-order transformer of LPD, conditioned on a class. The defaults are the published LPD-L.
 
     Args:
@@ -53,9 +52,6 @@ class LPDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         num_classes (`int`): number of classes.
         dropout (`float`): of residual branches, in training.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked
@@ -153,10 +149,6 @@ class LPDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             mask=mask.expand(batch, -1, -1),
             condition=condition,
         ).float()
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
 
 
 class LPDTokenModel(PairedModel):

@@ -7,7 +7,7 @@ from diffusers import VQModel
 from transformers import PreTrainedTokenizerFast
 
 from ...convert.checkpoint import OriginalTensors, pipeline_of, save_whole
-from ...convert.folder import damaged_files, load_original_folder, read_json
+from ...convert.folder import damaged_files, load_original_folder, read_config
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.original_names import rename
 from ...models.tokenizer_files import load_from_files
@@ -128,12 +128,7 @@ def convert_lumina_dimoo(folder: str | Path, *, out: str | Path | None = None) -
     """
     check_vacant(out)
     folder = Path(folder)
-    config = read_json(folder / "config.json")
-    if config.get("model_type") != "llada":
-        raise CheckpointError(
-            f"config.json of {folder} names the model type {config.get('model_type')!r} where 'llada' was expected: "
-            "give the folder of Lumina-DiMOO"
-        )
+    config = read_config(folder, "llada", give="Lumina-DiMOO")
     with damaged_files(folder):
         tokenizer = load_from_files(PreTrainedTokenizerFast, folder)
         check_component(folder / "vqvae", VQModel)

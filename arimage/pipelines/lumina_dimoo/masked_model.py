@@ -69,18 +69,7 @@ class LuminaDiMOOModel(BoundNetwork):
 
     def open_context(self, batch_size: int, *, logits: bool = False) -> MaskedContext:
         """See `MaskedTokenModel.open_context`."""
-        config = self.network.config
-        return MaskedContext(
-            config.num_layers,
-            batch_size * self.branches,
-            config.num_key_value_heads or config.num_attention_heads,
-            self.network.head_dim,
-            self.num_rows,
-            logits=(self.num_rows, self.vocab_size) if logits else None,
-            branches=self.branches,
-            dtype=self.network.dtype,
-            device=self.device,
-        )
+        return MaskedContext.of(self, batch_size, self.num_rows if logits else None)
 
     def forward(
         self,

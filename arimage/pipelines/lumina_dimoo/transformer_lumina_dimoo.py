@@ -4,18 +4,17 @@ the form of LLaDA (https://arxiv.org/abs/2502.09992). Every token attends to eve
 import torch
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.layer_cache import LayerCache
 from ...models.layers import Linear, additive, check_heads
 from ...models.llama_blocks import Block
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.rotary import turns_at
 from ...settings.schema import Count, Epsilon, Layers, Positive, Share, Width, checked
 
 
-class LuminaDiMOOTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class LuminaDiMOOTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The transformer of Lumina-DiMOO. The defaults are the published model.
 
     Its vocabulary is that of texts, followed by the codes of the image tokenizer. It predicts codes only.
@@ -32,9 +31,6 @@ class LuminaDiMOOTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     Raises:
         ValueError: if the width is not a multiple of twice the number of heads.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked
@@ -57,10 +53,6 @@ class LuminaDiMOOTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.norm = nn.RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, num_codes, bias=False)
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
 
     def forward(
         self,

@@ -26,33 +26,12 @@ logger = logging.getLogger(__name__)
 BACKBONES = {"mammothmoda2_qwen2_5_vl": "qwen2", "mammothmoda2_qwen3_vl": "qwen3"}
 # What the original has in common with transformers' configuration of a language model, and with our decoder.
 TEXT_SETTINGS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "attention_bias",
-    "gen_vocab_size",
-    "gen_vocab_start_index",
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "hidden_act max_position_embeddings rms_norm_eps attention_bias gen_vocab_size gen_vocab_start_index".split()
 )
 DECODER_SETTINGS = (
-    "patch_size",
-    "in_channels",
-    "hidden_size",
-    "num_layers",
-    "num_refiner_layers",
-    "num_attention_heads",
-    "num_kv_heads",
-    "multiple_of",
-    "ffn_dim_multiplier",
-    "norm_eps",
-    "axes_dim_rope",
-    "timestep_scale",
+    "patch_size in_channels hidden_size num_layers num_refiner_layers num_attention_heads num_kv_heads multiple_of "
+    "ffn_dim_multiplier norm_eps axes_dim_rope timestep_scale".split()
 )
 QUERY_SETTINGS = {
     "num_queries": "num_queries",

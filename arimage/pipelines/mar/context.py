@@ -7,7 +7,7 @@ import torch
 from ...models.layer_cache import LayerCache
 
 
-class MaskedContext:
+class MARContext:
     """The context that `MARTransformer.forward` writes and reads, of B images. It is an `ImageCache`.
 
     Attributes:

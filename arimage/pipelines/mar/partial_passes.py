@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ...models.layers import additive
-from .context import LazyRows, MaskedContext
+from .context import LazyRows, MARContext
 
 
 def evaluate_places(
@@ -14,7 +14,7 @@ def evaluate_places(
     visible: torch.BoolTensor,
     count: int,
     class_labels: torch.LongTensor,
-    context: MaskedContext,
+    context: MARContext,
     places: torch.LongTensor,
     known: int,
     keep_buffers: bool,
@@ -41,7 +41,7 @@ def evaluate_lazily(
     visible: torch.BoolTensor,
     count: int,
     class_labels: torch.LongTensor,
-    context: MaskedContext,
+    context: MARContext,
     places: torch.LongTensor,
     lazy: LazyRows,
     padded: bool,

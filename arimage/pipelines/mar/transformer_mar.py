@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.bound import BoundNetwork
@@ -16,9 +15,9 @@ from ...models.conditions import Conditions
 from ...models.denoising_head import LazyBlocks, diffusion_tables
 from ...models.layer_cache import LayerCache
 from ...models.layers import Linear, additive, attend_heads, check_heads
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...settings.schema import Classes, Count, Layers, Positive, Side, Width, checked
-from .context import LazyRows, MaskedContext
+from .context import LazyRows, MARContext
 from .partial_passes import evaluate_lazily, evaluate_places
 
 
@@ -44,7 +43,7 @@ class Block(nn.Module):
         return hidden + self.fc2(F.gelu(self.fc1(self.norm2(hidden))))
 
 
-class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class MARTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The masked transformer of MAR. The defaults are the published MAR-B of 256 pixels.
 
     The encoder reads the known tokens, and the decoder outputs a condition per token for the denoising head. Both also
@@ -63,9 +62,6 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     Raises:
         ValueError: if a width is not a multiple of its heads.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked
@@ -111,7 +107,7 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         class_labels: torch.LongTensor,
         *,
         padded: bool = False,
-        context: MaskedContext | None = None,
+        context: MARContext | None = None,
         places: torch.LongTensor | None = None,
         known: int = 0,
         keep_buffers: bool = False,
@@ -226,7 +222,7 @@ class MARLatentModel(BoundNetwork):
     def put_key(self) -> Hashable:
         return super().put_key, self.head
 
-    def open_context(self, batch_size: int, *, lazy: bool = False) -> MaskedContext:
+    def open_context(self, batch_size: int, *, lazy: bool = False) -> MARContext:
         """See `MaskedLatentModel.open_context`."""
         network, config, branches = self.network, self.network.config, 1 if lazy else self.branches
         settings = {"dtype": network.dtype, "device": self.device}
@@ -239,7 +235,7 @@ class MARLatentModel(BoundNetwork):
                 (config.num_decoder_layers, config.num_decoder_attention_heads, config.decoder_hidden_size),
             )
         )
-        context = MaskedContext(encoder, decoder, torch.zeros(batch_size, dtype=torch.long, device=self.device))
+        context = MARContext(encoder, decoder, torch.zeros(batch_size, dtype=torch.long, device=self.device))
         if lazy:
             shape = batch_size, self.num_rows, config.decoder_hidden_size
             context.inputs = F.pad(torch.zeros(shape, **settings), (0, 0, 0, 1))
@@ -253,7 +249,7 @@ class MARLatentModel(BoundNetwork):
         count: int,
         *,
         padded: bool = False,
-        context: MaskedContext | None = None,
+        context: MARContext | None = None,
     ) -> torch.Tensor:
         """Conditions [G, B, N, C]; see `MaskedLatentModel.forward`."""
         return self._run(tokens, visible, count, padded=padded, context=context)
@@ -265,7 +261,7 @@ class MARLatentModel(BoundNetwork):
         count: int,
         places: torch.LongTensor,
         known: int,
-        context: MaskedContext,
+        context: MARContext,
         *,
         padded: bool = False,
         keep_buffers: bool = False,
@@ -281,7 +277,7 @@ class MARLatentModel(BoundNetwork):
         count: int,
         new: torch.LongTensor,
         places: torch.LongTensor,
-        context: MaskedContext,
+        context: MARContext,
         *,
         layer: int,
         rows: torch.LongTensor,

@@ -23,14 +23,8 @@ from .projector import NextStepProjector
 
 # What config.json says of the language model.
 SETTINGS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "vocab_size",
-    "max_position_embeddings",
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads rms_norm_eps vocab_size "
+    "max_position_embeddings".split()
 )
 PROJECTOR_NAMES = (("of_tokens.", "image_in_projector."), ("of_hidden.", "image_out_projector."))
 # Of NextStep-1 alone: positions of images, which no published call uses.

@@ -4,21 +4,20 @@ each image token."""
 import torch
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
 from ...models.cache import SlotCache
 from ...models.layers import Linear, RMSNorm, additive, check_heads, embed_known, heads_per_key
 from ...models.llama_blocks import Block, ClassOrTextCondition, rotary_table
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.original_names import LLAMAGEN_NAMES
 from ...models.paired import PairedModel, teacher_forcing_mask
 from ...models.step import StepPlaces, begins_step, product
 from ...settings.schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
-class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
+class RandARTransformer(TransformerMixin, ModelMixin, ConfigMixin, ClassOrTextCondition):
     """The any-order transformer of RandAR, conditioned on a class. The defaults are the published RandAR-L.
 
     Args:
@@ -31,8 +30,6 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCo
         dropout (`float`): of embeddings and residual branches, in training.
     """
 
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
     original_names = LLAMAGEN_NAMES
 
     @register_to_config

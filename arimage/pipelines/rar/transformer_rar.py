@@ -1,13 +1,13 @@
 """The transformer of RAR (https://arxiv.org/abs/2411.00776): tokens in raster order, of which each also reads the
 place of the token that it predicts, and blocks that the class and the place modulate."""
 
+from functools import partial
 from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.step.attention import normed_attention
@@ -15,9 +15,9 @@ from ...models.bound import PrefixModel
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, rows_of, spread
 from ...models.layers import Linear, additive, attend_heads, causal_mask, check_heads, embed_known, init_normal
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.modulated_blocks import launch, modulate
-from ...models.step import StepPlaces, embed, runs_kernels
+from ...models.step import StepPlaces, begins_step, embed, runs_kernels
 from ...settings.schema import Classes, Count, Layers, Share, Side, Width, checked
 
 
@@ -80,24 +80,11 @@ class Block(nn.Module):
         own, norm, feed, feed_norm = self.attention, self.attention_norm, self.feed_forward, self.feed_forward_norm
         of_norm = {"eps": NORM_EPS, "norm_weight": norm.weight, "norm_bias": norm.bias, "added": 1.0}
         states = launch(own.qkv_proj, hidden, **of_norm, scale=scale, shift=shift)
-        attended = normed_attention(
-            states.unflatten(1, (3 * own.num_heads, -1)),
-            keys,
-            values,
-            at.seen,
-            at.prefix_end,
-            at.first,
-            at.slots,
-            at.index,
-            None,
-            at.positions,
-            own.query_norm.weight,
-            own.key_norm.weight,
-            NORM_EPS,
-            own.query_norm.bias,
-            own.key_norm.bias,
-            at.visible,
-        )
+        states = states.unflatten(1, (3 * own.num_heads, -1))
+        cached = keys, values, at.seen, at.prefix_end, at.first, at.slots, at.index, None, at.positions
+        query_norm, key_norm = own.query_norm, own.key_norm
+        norms = query_norm.weight, key_norm.weight, NORM_EPS, query_norm.bias, key_norm.bias
+        attended = normed_attention(states, *cached, *norms, at.visible)
         hidden = launch(own.out_proj, attended, residual=hidden, gate=gate)
         of_norm |= {"norm_weight": feed_norm.weight, "norm_bias": feed_norm.bias}
         inner = launch(feed.fc1, hidden, **of_norm, scale=feed_scale, shift=feed_shift, activation="gelu")
@@ -117,7 +104,7 @@ class OutputNorm(nn.Module):
         return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=NORM_EPS), 1 + scale)
 
 
-class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class RARTransformer(TransformerMixin, ModelMixin, ConfigMixin):
     """The next-token transformer of RAR, conditioned on a class. The defaults are the published RAR-B.
 
     A sequence has N + 2 places: a learned start, the class, and the N tokens in raster order. Place 1 + r predicts the
@@ -133,9 +120,6 @@ class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     Raises:
         ValueError: if the heads do not divide the width.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked
@@ -165,10 +149,6 @@ class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.norm = OutputNorm(self.config)
         self.head = Linear(hidden_size, vocab_size)
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
 
     def init_weights(self) -> None:
         """Initialise for training: N(0, 0.02), modulations that leave every block out, and a head of zeros."""
@@ -325,10 +305,7 @@ class RARTokenModel(PrefixModel):
         self, batch_size: int, scratch: int = 0, *, slots: int | None = None
     ) -> tuple[SlotCache, torch.FloatTensor]:
         """A cache with the prefix in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        config = self.transformer.config
-        cache, condition, copies = self.open_prefill(
-            SlotCache, batch_size, config.num_layers, config.num_attention_heads, slots=slots, scratch=scratch
-        )
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, slots=slots, scratch=scratch)
         mask = self.write_prefix(cache, condition)
         logits = self.transformer(**condition, mask=mask, cache=cache, prefix=True, first_query=PREFIX_LENGTH - 1)
         [logits] = spread(cache, copies, logits)
@@ -344,12 +321,8 @@ class RARTokenModel(PrefixModel):
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
-        rows = self.branches * tokens.numel()
-        # Slots of a tree say nothing about what they see.
-        steps = (slots is None or visible is not None) and runs_kernels(self.transformer, rows)
-        cache.leave_ends(steps)
-        if steps:
-            cache.allocate()
+        runs = partial(runs_kernels, rows=self.branches * tokens.numel())
+        if begins_step(cache, self.transformer, slots=slots, visible=visible, runs=runs):
             given = {"class_labels": self._labels, "seen": self.conditions.seen, "slots": slots, "visible": visible}
             return self.transformer.step(tokens, positions, cache, **given).view(self.branches, *tokens.shape, -1)
         at_slots = cache.slots_of(positions, slots)

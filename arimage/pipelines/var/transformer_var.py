@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
-from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models import modulated_blocks
 from ...models.conditions import Conditions, with_unconditional
 from ...models.layers import Linear, check_heads
-from ...models.mixin import ModelMixin
+from ...models.mixin import ModelMixin, TransformerMixin
 from ...models.modulated_blocks import (
     Attention,
     CastingLinear,
@@ -57,7 +56,7 @@ class CaptionProjection(nn.Module):
         return vector, prefix
 
 
-class VARTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapterMixin):
+class VARTransformer(ScaleTransformer, TransformerMixin, ModelMixin, ConfigMixin):
     """The next-scale transformer of VAR. The defaults are the published VAR-d16 of 256 pixels.
 
     An image is K maps of tokens, from coarse to fine. All tokens of a map are predicted in one forward pass from the
@@ -78,9 +77,6 @@ class VARTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapterMixin
         qk_norm (`bool`): normalise queries and keys, with a learned scale per head, as in all published models.
         dropout (`float`): of embeddings and residual branches, in training.
     """
-
-    _no_split_modules = ["Block"]
-    _repeated_blocks = ["Block"]
 
     @register_to_config
     @checked

@@ -8,7 +8,7 @@ from diffusers import FluxTransformer2DModel
 from transformers import PreTrainedTokenizerBase, Qwen2TokenizerFast
 
 from ...convert.checkpoint import NORM_NUM_GROUPS, OriginalTensors, load_original, pipeline_of, save_whole
-from ...convert.folder import damaged_files, load_original_folder, read_json
+from ...convert.folder import damaged_files, load_original_folder, read_config, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.tokenizer_files import load_from_files
 from .pipeline_x_omni import XOmniPipeline
@@ -19,18 +19,8 @@ from .transformer_x_omni import XOmniConfig, XOmniLanguageModel
 KIND = "X-Omni"
 # What the original has in common with transformers' configuration of a Qwen2.
 TEXT_SETTINGS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "num_mm_adap_layers",
-    "num_mm_head_layers",
-    "mm_special_tokens",
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
+    "max_position_embeddings rms_norm_eps num_mm_adap_layers num_mm_head_layers mm_special_tokens".split()
 )
 # Ours and the original's, replaced from top to bottom.
 LANGUAGE_NAMES = (
@@ -41,17 +31,8 @@ LANGUAGE_NAMES = (
 )
 PROJECTOR_NAMES = (("codebook.", "quantize.embedding."), ("conv_in.", "post_quant_conv."), ("blocks.", "post_conv."))
 DECODER_SETTINGS = (
-    "patch_size",
-    "in_channels",
-    "out_channels",
-    "num_layers",
-    "num_single_layers",
-    "attention_head_dim",
-    "num_attention_heads",
-    "joint_attention_dim",
-    "pooled_projection_dim",
-    "guidance_embeds",
-    "axes_dims_rope",
+    "patch_size in_channels out_channels num_layers num_single_layers attention_head_dim num_attention_heads "
+    "joint_attention_dim pooled_projection_dim guidance_embeds axes_dims_rope".split()
 )
 
 
@@ -70,12 +51,7 @@ def convert_x_omni(folder: str | Path, *, out: str | Path | None = None) -> XOmn
     """
     check_vacant(out)
     folder = Path(folder)
-    config = read_json(folder / "config.json")
-    if config.get("model_type") != "x-omni":
-        raise CheckpointError(
-            f"config.json of {folder} names the model type {config.get('model_type')!r} where 'x-omni' was expected: "
-            "give the folder of an X-Omni"
-        )
+    config = read_config(folder, "x-omni", give="an X-Omni")
     language_model = _language_model(folder, config)
     with damaged_files(folder / "config.json"):
         encoder, decoder = config["vision_config"]["encoder"], config["vision_config"]["decoder"]

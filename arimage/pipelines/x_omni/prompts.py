@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
-from ..text.token_prompts import Ids
+from ..text.token_prompts import Ids, pad_left
 from ..text.tokenizing import check_special, tokenize
 from .transformer_x_omni import BEGIN, SIZE_END, XOmniConfig
 
@@ -41,7 +41,7 @@ class XOmniPrompts:
             check_special(tokenizer, text)
         size = ids(f"{grid[0]} {grid[1]}")
         header = [self.config.special_id(BEGIN), *size, self.config.special_id(SIZE_END)]
-        return padded([[*ids(text), *header] for text in texts])
+        return pad_left([[*ids(text), *header] for text in texts], 0)
 
     def checked(self, name: str, ids: torch.LongTensor, mask: torch.Tensor | None) -> Ids:
         """Given token ids [B, P] and their mask.
@@ -64,11 +64,3 @@ class XOmniPrompts:
         """Of prompts [B, P] their headers alone, what the unconditional logits read."""
         begin = (ids == self.config.special_id(BEGIN)).long().cumsum(1)
         return torch.where(begin > 0, ids, 0), mask * (begin > 0)
-
-
-def padded(rows: list[list[int]]) -> Ids:
-    """Token ids of different lengths, padded on the left, [B, P], and their mask."""
-    length = max(map(len, rows))
-    ids = torch.tensor([[0] * (length - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
-    return ids, mask

@@ -116,7 +116,7 @@ def test_a_folder_that_is_not_converted_names_its_command(folder, whole):
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling {'type': 'linear', 'factor': 2.0}"),
         ({"hidden_size": "absent"}, "no 'hidden_size'"),
         ({"hidden_size": 50}, r"'model.embed_tokens.weight' of shape \(611, 48\) where \(611, 50\)"),
-        ({"model_type": "qwen3"}, "names the model type 'qwen3' where 'Emu3' was expected"),
+        ({"model_type": "qwen3"}, "names the model type 'qwen3' where 'Emu3' or 'emu3' was expected"),
     ],
 )
 def test_other_settings_are_refused(folder, settings, said):
