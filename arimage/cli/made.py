@@ -84,26 +84,24 @@ def notes_of(
         conditions: the prompt or class of equally many images each.
         reads: whether the call has reference images.
     """
-    from ..media.metadata import MAX_CHARACTERS, to_text
+    from ..media.metadata import MAX_CHARACTERS, Metadata, to_text
     from ..pipelines.quantized import dtype_name
 
-    own = {"order": pipe.order} | pipe.generation_config
+    own = {"order": pipe.order, **pipe.generation_config}
     if reads and pipe.reference_guidance_scale is not None:
-        own = own | {"guidance_scale": pipe.reference_guidance_scale}
+        own["guidance_scale"] = pipe.reference_guidance_scale
     frames = images[0] if pipe.abilities.generates_video else None
     shown = frames[0] if frames else images[0]
-    settings = (
-        own
-        | {name: value for name, value in given.items() if value is not None}
-        | {
-            "model": shared(given["model"]),
-            "lora": [shared(text) for text in given["lora"] or []] or None,
-            "dtype": dtype_name(pipe),
-            "height": shown.height,
-            "width": shown.width,
-            "num_frames": frames and len(frames),
-        }
-    )
+    settings = {name: value for name, value in own.items() if name in Metadata.model_fields}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    settings |= {
+        "model": shared(given["model"]),
+        "lora": [shared(text) for text in given["lora"] or []] or None,
+        "dtype": dtype_name(pipe),
+        "height": shown.height,
+        "width": shown.width,
+        "num_frames": frames and len(frames),
+    }
     each = len(images) // len(conditions)
     texts = [to_text(settings | conditions[i // each] | {"seed": seed}) for i, seed in enumerate(seeds)]
     several = {f"{name}s": [one[name] for one in conditions] for name in conditions[0]}

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 # How long the head of a request may take to arrive, and how long a client may read nothing of an answer that is being
 # sent, in seconds.
-HEAD_SECONDS, READING_SECONDS = 10, 60
+HEAD_SECONDS, READING_SECONDS = 10, 120
 
 # The connection whose data is being read. Tasks that start meanwhile, such as that of a request, inherit it.
 _reading: ContextVar["Connection | None"] = ContextVar("arimage_connection", default=None)

@@ -52,26 +52,12 @@ def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) ->
     # It warns of every request that waits for a replica.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     on_cluster = "RAY_ADDRESS" in os.environ
-    if on_cluster:
-        ray.init(logging_level=logging.ERROR)
-        gpus = int(ray.cluster_resources().get("GPU", 0))
-    else:
-        gpus = torch.cuda.device_count()
-    on_gpu = settings.device == "cuda" or (settings.device is None and gpus > 0)
-    if not on_cluster:
-        found, what = (gpus, "GPUs") if on_gpu else (os.cpu_count() or 1, "CPU cores")
-        if found < most:
-            raise ValueError(
-                f"--replicas asks for {most} {what}, and this machine has {found}: ask for fewer, or set RAY_ADDRESS "
-                "to a cluster's"
-            )
-        ray.init("local", logging_level=logging.ERROR, include_dashboard=False)
+    device = _start_ray(settings.device, most, on_cluster)
     stopped = threading.Event()
     try:
         # An error of a replica is raised below. On a cluster, the controller warns that replicas wait for machines.
         level = "WARNING" if on_cluster else "CRITICAL"
         serve.start(proxy_location="Disabled", logging_config={"log_level": level})
-        device = "cuda" if on_gpu else "cpu"
         application = deployment_of(settings.limits, device, least, most).bind(_for_workers(settings, device))
         try:
             handle = serve.run(application, name=name, route_prefix=None)
@@ -89,6 +75,31 @@ def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) ->
         if on_cluster:
             serve.delete(name)
         ray.shutdown()
+
+
+def _start_ray(device: str | None, most: int, on_cluster: bool) -> str:
+    """Join a cluster, or start Ray on this machine. Returns on what the replicas run, "cuda" or "cpu".
+
+    Raises:
+        ValueError: if this machine has too few GPUs or cores for `most` replicas.
+    """
+    import ray
+
+    if on_cluster:
+        ray.init(logging_level=logging.ERROR)
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+    else:
+        gpus = torch.cuda.device_count()
+    on_gpu = device == "cuda" or (device is None and gpus > 0)
+    if not on_cluster:
+        found, what = (gpus, "GPUs") if on_gpu else (os.cpu_count() or 1, "CPU cores")
+        if found < most:
+            raise ValueError(
+                f"--replicas asks for {most} {what}, and this machine has {found}: ask for fewer, or set RAY_ADDRESS "
+                "to a cluster's"
+            )
+        ray.init("local", logging_level=logging.ERROR, include_dashboard=False)
+    return "cuda" if on_gpu else "cpu"
 
 
 def _watch(replicas: Replicas, stopped: threading.Event) -> None:

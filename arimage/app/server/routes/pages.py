@@ -27,14 +27,20 @@ pre {{ overflow-x: auto; }}
 </style>
 <h1>arimage {version}</h1>
 <p>This server generates images with autoregressive models. Any client of OpenAI's APIs of images can use it. Its base
-URL is the address of this page, followed by <code>/v1</code>.</p> <h2>Models</h2> <ul>{models}</ul> <h2>More</h2> <ul>
-<li><a href="{address}/v1/models">v1/models</a>: sizes, decodings and defaults of the models</li> <li><a
-href="{address}/openapi.json">openapi.json</a>: the routes and their fields</li> <li><a
-href="{address}/health">health</a> and <a href="{address}/metrics">metrics</a>: for monitoring</li> </ul> <p>An image
-from a shell (<code>docs/server_reference.md</code> explains every field):</p> <pre>curl -s {address}/v1/images/generations -H 'Content-Type: application/json' \\
+URL is the address of this page, followed by <code>/v1</code>.</p>
+<h2>Models</h2>
+<ul>{models}</ul>
+<h2>More</h2>
+<ul>
+<li><a href="{address}/v1/models">v1/models</a>: sizes, decodings and defaults of the models</li>
+<li><a href="{address}/openapi.json">openapi.json</a>: the routes and their fields</li>
+<li><a href="{address}/health">health</a> and <a href="{address}/metrics">metrics</a>: for monitoring</li>
+</ul>
+<p>An image from a shell (<code>docs/server_reference.md</code> explains every field):</p>
+<pre>curl -s {address}/v1/images/generations -H 'Content-Type: application/json' \\
   -d '{{"model": "{first}", "prompt": "a red heart", "response_format": "url"}}'</pre>
 </html>
-"""  # noqa: E501 a line of the page
+"""
 
 # Health checks, and browsers that show an image, send no token.
 public = APIRouter()
