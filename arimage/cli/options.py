@@ -63,19 +63,26 @@ def check_models(models: str | list[str] | None) -> str | list[str] | None:
 
 
 def check_decodings(context: typer.Context, texts: str | list[str] | None) -> str | list[str] | None:
-    """The value of an option --decoding, after a check of its names, before the frameworks are imported. A misspelt
-    one is answered with the nearest names that the model of --model runs, which its class has to tell."""
+    """The value of an option --decoding, after a check of its names, before the frameworks are imported, but for names
+    that are misspelt."""
     for text in [texts] if isinstance(texts, str) else texts or []:
-        name, _ = parse_decoding(text)
-        model = context.params.get("model")
-        folder = find_model(model) if model and name not in PRESETS and nearest_names(name) else None
-        if folder is not None:
-            with few_imports() if _needs_few(model) else nullcontext():
-                runs = decodings_of(folder)
-            near = ", ".join(nearest_names(name, runs) or runs)
-            raise ValueError(f"unknown decoding {name[:80]!r}: try {near}, which {model} runs")
+        name, model = parse_decoding(text)[0], context.params.get("model")
+        if model is not None and name not in PRESETS and nearest_names(name):
+            _correct(name, model)
         check_text(text)
     return texts
+
+
+def _correct(name: str, model: str) -> None:
+    """Refuse a misspelt decoding by the nearest ones of the model, if it is on this machine. Its class tells them."""
+    folder = find_model(model)
+    if folder is None:
+        return
+    with few_imports() if _needs_few(model) else nullcontext():
+        runs = decodings_of(folder)
+    raise ValueError(
+        f"unknown decoding {name[:80]!r}: try {', '.join(nearest_names(name, runs) or runs)}, which {model} runs"
+    )
 
 
 def check_prompts(prompts: list[str] | None) -> list[str] | None:

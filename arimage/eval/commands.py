@@ -205,7 +205,7 @@ def export(
 
 # `arimage reproduce`.
 @panels(
-    figure="protocol decoding allow_lossy images size seed",
+    figure="protocol decoding allow_lossy images seed",
     files="out model prompts ref inception_weights",
     dry_run="dry_run bandwidth teraflops",
 )
@@ -232,7 +232,6 @@ def reproduce(
         Path | None, typer.Option(help="Reference of an ImageNet FID. Default: export the images for ADM's evaluator.")
     ] = None,
     inception_weights: InceptionWeights = None,
-    size: Annotated[int | None, number("Must be the size that the figure was scored at.", most=2**13)] = None,
     batch_size: BatchSize = 32,
     bandwidth: Annotated[float, number("TB/s of the accelerator's memory, for --dry-run.", least=0.01)] = 3.35,
     teraflops: Annotated[float, number("TFLOP/s of the accelerator, for --dry-run.", least=0.01)] = 400.0,
@@ -253,9 +252,6 @@ def reproduce(
     from .reproduce import reproduce as run
 
     chosen = check_decoding(row, decoding, allow_lossy)
-    scored = row.score_size or row.size
-    if size not in (None, scored):
-        raise ValueError(f"--size is {size}: the published figure was scored at {scored} pixels, leave it out")
     count = row.check_images(images)
     if dry_run:
         typer.echo(describe(found, row, count, chosen, batch_size, bandwidth, teraflops))

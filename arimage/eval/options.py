@@ -122,8 +122,8 @@ SkipDamaged = Annotated[
 ResizeOption = Annotated[
     Literal["clean", "tf1"],
     typer.Option(
-        help="Resizing of clean-fid, or of the original FID and the ADM evaluator (for isc and sfid); each needs its "
-        "own weights."
+        help="clean: resize as clean-fid. tf1: as the original FID and ADM's evaluator, which isc and sfid need. Each "
+        "has its own weights."
     ),
 ]
 

@@ -56,6 +56,7 @@ def score_tokenizer(
     inception_weights: Path | None = None,
     resize: Resize = "clean",
     download: bool = False,
+    skip_damaged: bool = False,
     batch_size: int = 32,
 ) -> dict[str, dict]:
     """Figures of the reconstructions of images by the image tokenizer of a pipeline.
@@ -67,6 +68,7 @@ def score_tokenizer(
         size: side in pixels. Default: that of the model's images.
         inception_weights, resize: of `InceptionExtractor`, for "rfid".
         download: whether to download the published networks that are missing.
+        skip_damaged: leave out images that cannot be read.
 
     Returns:
         The entries of the figures, in the form of `metrics.json`.
@@ -77,7 +79,7 @@ def score_tokenizer(
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r} of image tokenizers: choose among {', '.join(METRICS)}")
-    given, device = read_images(images), str(pipe._execution_device)
+    given, device = read_images(images, skip_damaged=skip_damaged), str(pipe._execution_device)
     sides = pipe.image_sizes[0] if size is None else (size, size)
     functions = {name: function for name, function in (("psnr", psnr), ("ssim", ssim)) if name in metrics}
     if "lpips" in metrics:

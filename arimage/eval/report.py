@@ -65,10 +65,10 @@ def make_report(runs: list[Path], baseline: str) -> dict:
     for name, run in named.items():
         shared = calls[name].keys() & calls[baseline].keys()
         seconds = [sum(calls[one][batch] for batch in shared) for one in (baseline, name)]
-        passes = [np.array([row["passes"] for row in results[one]]) for one in (name, baseline)]
+        ours, theirs = (np.array([row["passes"] for row in results[one]]) for one in (name, baseline))
         cost = {
             **_cost(results[name], calls[name], prompts),
-            "passes_ratio": dataclasses.asdict(paired_ratio(*passes, prompts)),
+            "passes_ratio": dataclasses.asdict(paired_ratio(ours, theirs, prompts)),
             "speedup": seconds[0] / seconds[1] if shared else None,
         }
         paired = {}

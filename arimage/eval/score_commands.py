@@ -40,6 +40,9 @@ from .options import (
 
 
 Images = Annotated[Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")]
+SkipImages = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read, and list them.")
+]
 Out = Annotated[
     Path | None, output("Also write the figures to this .json file, which is replaced if it exists.", ".json")
 ]
@@ -142,9 +145,7 @@ def make_stats(
     inception_weights: InceptionWeights = None,
     read: Read = "shown",
     resize: ResizeOption = "clean",
-    skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read, and list them.")
-    ] = False,
+    skip_damaged: SkipImages = False,
     batch_size: ScoredBatchSize = 32,
     device: Device = None,
 ) -> None:
@@ -178,6 +179,7 @@ def score_tokenizer(
     download: Download = False,
     inception_weights: InceptionWeights = None,
     resize: ResizeOption = "clean",
+    skip_damaged: SkipImages = False,
     batch_size: ScoredBatchSize = 16,
     device: Device = None,
     dtype: Dtype = "float32",
@@ -196,7 +198,8 @@ def score_tokenizer(
     pipe = load_encoder(model, load, dtype).to(choose_device(device))
     check_reconstructs(pipe, model)
     options = {"inception_weights": inception_weights, "resize": resize, "download": download}
-    _tell(score_reconstructions(pipe, images, names, size=size, batch_size=batch_size, **options), out)
+    given = {"size": size, "batch_size": batch_size, "skip_damaged": skip_damaged}
+    _tell(score_reconstructions(pipe, images, names, **given, **options), out)
 
 
 def _tell(found: dict[str, dict], out: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -119,15 +120,17 @@ def generate_in_turn(runs: list[Run], pipe: ARPipeline) -> None:
     missing = {run.folder: set(missing_batches(run)) for run in runs}
     unknown, left = {folder for folder, some in missing.items() if some}, 0.0
     batches = max(math.ceil(len(run.rows) / run.call_size) for run in runs)
+    # A log does not get a line per call.
+    shown = sys.stderr.isatty()
     with progress_bar(total=sum(map(len, missing.values())), unit="batch") as progress:
         for run in runs:
             if missing[run.folder]:
-                progress.set_description(f"{run.folder.name}, untimed")
+                progress.set_description(f"{run.folder.name}, untimed", refresh=shown)
                 warm_up(run, pipe)
         for index in range(batches):
             for run in runs:
                 if index in missing[run.folder]:
-                    progress.set_description(run.folder.name)
+                    progress.set_description(run.folder.name, refresh=shown)
                     began = time.perf_counter()
                     generate_batch(run, pipe, index)
                     progress.update()

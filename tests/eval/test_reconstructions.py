@@ -133,5 +133,10 @@ def test_the_command_prints_and_writes(tmp_path, command, refused):
     code, out, _ = command(*words, tmp_path / "model", "--out", tmp_path / "figures.json")
     assert code == 0 and out.startswith("psnr: ") and "3 images" in out
     assert json.loads((tmp_path / "figures.json").read_text())["psnr"]["count"] == 3
+    (folder / "damaged.png").write_bytes(b"no picture")
+    assert "damaged.png" in refused(*words, tmp_path / "model")
+    code, again, _ = command(*words, tmp_path / "model", "--skip-damaged")
+    assert code == 0 and "1 damaged" in again and "3 pictures" in again
+    assert again.startswith(out.partition(" (")[0])
     EVERY["latent-llama"]().save_pretrained(tmp_path / "other")
     assert "does not encode images" in refused(*words, tmp_path / "other")

@@ -58,7 +58,6 @@ def test_names_are_found_or_listed(command, refused):
     ("arguments", "message"),
     [
         (["llamagen-c2i-b-256", "--dry-run", "--decoding", "zipar"], "lossy"),
-        (["llamagen-c2i-b-384", "--dry-run", "--size", "384"], "256 pixels"),
         (["llamagen-c2i-b-384", "--dry-run", "--images", "50001"], "uses 50,000 images"),
         (["llamagen-c2i-b-384", "--dry-run", "--images", "1500"], "multiple"),
         (["emoji-llamagen", "--protocol", "ar", "--dry-run", "--images", "400"], "multiple"),

@@ -153,6 +153,8 @@ def test_the_time_that_is_left_is_said_once_all_have_generated(tmp_path, monkeyp
     # Two calls of 100 s and two of 300 s are left.
     said = capsys.readouterr().err
     assert said.count("for the other images") == 1 and "about 13 minutes" in said
+    # Not a terminal: the bar is there at the start, around the message and at the end, not for every call.
+    assert said.count("%|") <= 4
 
 
 def test_arguments_that_not_all_models_take_are_passed_on_or_refused(run, refused, model, prompts, tmp_path):
