@@ -158,7 +158,7 @@ class TokenTask(nn.Module):
             "tokens": cache.digest,
             "heldout": {name: held.digest for name, held in heldout.items()},
         }
-        dtype = fast_dtype(pipe._execution_device.type)
+        dtype = fast_dtype(str(pipe._execution_device))
         nn.Module.to(network, dtype=dtype)
         self.frozen.dtype = dtype
         if settings.lora_rank:
