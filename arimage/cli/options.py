@@ -345,9 +345,11 @@ def fast_dtype(device: str):
     NVIDIA's T4 and V100; CPUs with AMX or AVX-512 BF16), else float32."""
     import torch
 
-    kind = torch.device(device).type
+    kind, index = torch.device(device).type, torch.device(device).index
     if kind == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        # It tells of the current device.
+        with nullcontext() if index is None else torch.cuda.device(index):
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
     elif kind == "cpu":
         fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     else:

@@ -53,7 +53,8 @@ def _encode(frames: list[Image.Image], path: Path, fps: int, text: str | None) -
     with replacing(path) as file, tempfile.TemporaryFile() as said:
         # imageio-ffmpeg's own writer does not say that ffmpeg has failed, as where the disk is full.
         command = [get_ffmpeg_exe(), "-y", "-v", "error", *source, *codec, *options, str(file.absolute())]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said) as process:
+        # In a group of its own: a terminal sends Ctrl-C to all of one, and a server finishes its videos.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said, process_group=0) as process:
             assert process.stdin is not None
             # One that ends early says why.
             with suppress(BrokenPipeError), process.stdin as pipe:

@@ -44,6 +44,11 @@ class FolderImages:
     def __len__(self) -> int:
         return len(self.names)
 
+    def shared_with(self, other: Any) -> int:
+        """How many of the images of another source are in this one, by their paths."""
+        theirs = set(other.places()) if isinstance(other, FolderImages) else set()
+        return sum(place in theirs for place in self.places()) if theirs else 0
+
     def places(self) -> Iterator[str]:
         """Where each image is, whatever folder above it is named."""
 
@@ -73,9 +78,12 @@ class TableImages:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def places(self) -> Iterator[tuple[tuple[str, ...], int]]:
-        """Where each image is."""
-        return ((self.source, number) for number in self.numbers)
+    def shared_with(self, other: Any) -> int:
+        """How many of the images of another source are in this one, by their numbers in the same files."""
+        if not isinstance(other, TableImages) or self.source != other.source:
+            return 0
+        ours = self.numbers if isinstance(self.numbers, range) else set(self.numbers)
+        return sum(number in ours for number in other.numbers)
 
     def __getitem__(self, number: int) -> tuple[str, Path | io.BytesIO]:
         where = f"{self.name}, row {self.numbers[number] + 1}"
@@ -109,10 +117,8 @@ class PixelSource:
 
     def shared_with(self, other: "PixelSource") -> int:
         """How many images of another source are in this one too, as far as their paths, their numbers in the same
-        tables, or samples of them say it."""
-        theirs = set(other.files.places())
-        both = sum(place in theirs for place in self.files.places())
-        return both or (len(other) if self.about == other.about else 0)
+        files, or samples of them say it."""
+        return self.files.shared_with(other.files) or (len(other) if self.about == other.about else 0)
 
     def read(self, images: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Some images by their numbers, and their coverage: squares in the middle, resized to S x S pixels.

@@ -1,6 +1,7 @@
 """`arimage generate`: what it writes and where, and how its process ends."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -267,6 +268,22 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, dtyp
     monkeypatch.setattr("arimage.auto.AutoPipeline.from_pretrained", load)
     with pytest.raises(Loaded, match=f"torch.{expected}"):
         options.load_pipeline("x", device, *([] if dtype == "auto" else [dtype]))
+
+
+def test_the_default_dtype_is_that_of_the_card_that_is_asked_for(monkeypatch):
+    # A T4, which is the current device, next to a newer one.
+    current = [0]
+
+    @contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 1)
+    found = [options.fast_dtype(name) for name in ("cuda", "cuda:0", "cuda:1")]
+    assert found == [torch.float32, torch.float32, torch.bfloat16]
 
 
 # Converted files

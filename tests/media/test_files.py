@@ -4,6 +4,7 @@ import io
 import os
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -465,6 +466,30 @@ def test_a_video_that_is_not_written_whole_is_an_error_and_leaves_what_was_there
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+INTERRUPTED = """
+import os, signal
+from PIL import Image
+from arimage.media import writing
+
+class Frame:
+    # Ctrl-C, which a terminal sends to all processes of a group, in the middle of the video.
+    size = (64, 64)
+    def convert(self, mode):
+        os.killpg(os.getpgrp(), signal.SIGINT)
+        return Image.new(mode, self.size)
+
+signal.signal(signal.SIGINT, lambda *_: None)
+writing.write_video([Frame()] * 9, writing.Path("film.mp4"), 8)
+"""
+
+
+@needs_mp4
+@pytest.mark.slow
+def test_a_signal_to_all_processes_does_not_end_the_writing_of_a_video(tmp_path):
+    subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=tmp_path, start_new_session=True, check=True, timeout=60)
+    assert len(read_video("--video", tmp_path / "film.mp4")) == 9
 
 
 @needs_mp4

@@ -196,7 +196,7 @@ def _conditions(index: Index) -> str:
 def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) -> ARPipeline:
     """A trained pipeline for the classes of a cache. If they are not as many as its own, or their names have other
     ids, the embeddings of those whose names it does not have are new. All other weights are kept, and so are image
-    tokenizer and upscaler.
+    tokenizer and upscaler, but no other parts; a decoding that needs one becomes the usual one of the family.
 
     Args:
         adapter: whether only an adapter is trained, which keeps the classes of its model.
@@ -219,7 +219,11 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
     names = own if names is None and pipe.num_classes == count else names
     kind: Any = type(pipe)
     new = kind(**parts, id2label=None if names is None else dict(enumerate(names)))
+    usual = new.decoding
     new.take_defaults(pipe)
+    with torch.no_grad():
+        if new.decoding.supports(new.prepare(class_labels=0).model) is not None:
+            new.decoding = usual
     return new
 
 
