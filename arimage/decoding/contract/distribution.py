@@ -382,7 +382,7 @@ class LatentSampling(Sampling):
                 f"num_diffusion_steps is {steps!r}: give a whole number from 2 to {LARGEST}, or several as a list"
             )
         parts = tuple(map(int, parts))
-        object.__setattr__(self, "num_diffusion_steps", parts if len(parts) > 1 else parts[0])
+        object.__setattr__(self, "num_diffusion_steps", parts if len(parts) > 1 else sum(parts))
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
         """See `Sampling.join`.
