@@ -72,9 +72,9 @@ class HybridPipeline(ARImagePipeline):
         Raises:
             ValueError: if one of them is out of its range or has the wrong shape.
         """
-        steps: Any = num_inference_steps
-        steps = self.generation_config["num_inference_steps"] if steps is None else steps
-        if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or not 1 <= steps <= MAX_STEPS:
+        steps = self.generation_config["num_inference_steps"] if num_inference_steps is None else num_inference_steps
+        whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
+        if not whole or steps not in range(1, MAX_STEPS + 1):
             raise ValueError(f"num_inference_steps is {steps!r}: give a whole number from 1 to {MAX_STEPS}")
         [(name, scale)] = guidance.items()
         scale = self.generation_config[name] if scale is None else scale
