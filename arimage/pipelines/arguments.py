@@ -11,6 +11,7 @@ from ..decoding import Decoding
 from .call import GenerationCall
 from .docstrings import filled
 from .run import CallRun
+from .text.checks import describe
 
 
 class RunArguments(TypedDict, total=False):
@@ -113,6 +114,9 @@ REMEDIES = {
     "num_inference_steps": "there is no scheduler, a step is one forward pass, and the decoding sets their number",
 }
 
+# Arguments of one value, which is compared with others.
+SINGLE = ("height", "width", "ratio", "output_type", "sampler", "guidance_schedule")
+
 P = ParamSpec("P")
 Pipe = TypeVar("Pipe")
 Output = TypeVar("Output")
@@ -201,6 +205,9 @@ def _bound(function: Any, pipe: Any, args: tuple, kwargs: dict[str, Any]) -> dic
         remedy = REMEDIES.get(unknown[0]) if unknown else None
         raise TypeError(f"{shown}() {error}: {remedy or f'help({shown}) lists what it takes'}") from None
     del given["self"]
+    for name in SINGLE:
+        if getattr(given.get(name), "shape", ()):
+            raise ValueError(f"{name} is {describe(given[name])}: give one value, or leave it out")
     for mask, masked in MASKS.items():
         if given.get(mask) is not None and given.get(masked) is None:
             raise ValueError(f"{mask} is given without {masked}, whose mask it is: give both, or neither")

@@ -399,7 +399,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}: choose among {', '.join(OUTPUT_TYPES)}")
         names = callback_on_step_end_tensor_inputs
-        if not isinstance(names, list | tuple) or not set(names) <= set(self._callback_tensor_inputs):
+        if not isinstance(names, list | tuple) or any(name not in self._callback_tensor_inputs for name in names):
             raise ValueError(
                 f"callback_on_step_end_tensor_inputs is {names!r}: give a list of some of "
                 f"{self._callback_tensor_inputs}"

@@ -265,14 +265,14 @@ EMBEDS, MASK = torch.zeros(1, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH), torch.ones(1, 
         *(("generator", value) for value in (5, [5], [None], (None,), [], "x")),
         *(("num_images_per_prompt", value) for value in (None, 0, -1, 1.5, True, "2", 10**9, 10**23)),
         *(("batch_size", value) for value in (0, -1, 1.5, True, "2")),
-        *(("callback_on_step_end_tensor_inputs", value) for value in (None, "tokens", ["noise"], 5)),
+        *(("callback_on_step_end_tensor_inputs", value) for value in (None, "tokens", ["noise"], [[]], 5)),
         *(("top_k", value) for value in (5.0, float("nan"), "5", [1], True)),
         *(("guided_tokens", value) for value in (1.5, "1", True)),
         *((name, torch.tensor([1.0, 2.0])) for name in ("guidance_scale", "temperature", "top_p", "min_p")),
         *((name, "1") for name in ("guidance_scale", "temperature", "top_p", "min_p")),
         *(("decoding", value) for value in (5, [], object(), SpeculativeJacobiDecoding, "sdj")),
-        *(("height", value) for value in ([], "64", 3, 0, 2.5)),
-        *(("output_type", value) for value in (None, "jpg", 5)),
+        *(("height", value) for value in ([], "64", 3, 0, 2.5, torch.ones(2))),
+        *(("output_type", value) for value in (None, "jpg", 5, np.zeros(2))),
         ("callback_on_step_end", 5),
     ],
 )
@@ -311,7 +311,13 @@ def test_a_mask_without_what_it_masks_is_refused(name):
                 call(**condition_of(pipe), **{mask: torch.ones(1, 4)})
 
 
-@pytest.mark.parametrize("ids", ["x", [1, 2], torch.zeros(0, 3).long(), torch.zeros(1, 3)])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        *("x", [1, 2], torch.zeros(0, 3).long(), torch.zeros(1, 3), torch.zeros(1, 3).bool()),
+        *(torch.full((1, 3), number) for number in (-1, 10**6)),
+    ],
+)
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_input_ids_that_are_no_token_ids_are_refused(pipes, name, ids):
     with pytest.raises(ValueError, match="input_ids"):
@@ -325,6 +331,7 @@ NAN = np.full((8, 8, 3), np.nan, dtype=np.float32)
     ("argument", "value"),
     [
         ("image", []),
+        ("image", [[]]),
         ("image", NAN),
         ("image", torch.zeros(0, 3, 8, 8)),
         ("mask_image", []),

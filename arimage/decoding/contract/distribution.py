@@ -381,7 +381,8 @@ class LatentSampling(Sampling):
             raise ValueError(
                 f"num_diffusion_steps is {steps!r}: give a whole number from 2 to {LARGEST}, or several as a list"
             )
-        object.__setattr__(self, "num_diffusion_steps", tuple(parts) if len(parts) > 1 else sum(parts))
+        parts = tuple(map(int, parts))
+        object.__setattr__(self, "num_diffusion_steps", parts if len(parts) > 1 else sum(parts))
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
         """See `Sampling.join`.

@@ -86,17 +86,29 @@ class ChameleonPipeline(ARImagePipeline):
         """Pixels per token along each side."""
         return 2 ** (len(self.vq.config.block_out_channels) - 1)
 
-    def check_prompt(self, prompt, input_ids, attention_mask) -> int:
-        """Refuse what cannot be a prompt; return how many prompts there are."""
+    def check_prompt(self, prompt, input_ids, attention_mask) -> tuple[int, torch.LongTensor, torch.Tensor | None]:
+        """Refuse what cannot be a prompt; return how many prompts there are, and the token ids [B, P] with their mask,
+        padded on the left."""
         check_one_of(prompt=prompt, input_ids=input_ids)
-        if input_ids is not None:
-            return check_token_ids("input_ids", input_ids, attention_mask)
-        return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
+        if input_ids is None:
+            return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)), input_ids, None
+        size = self.transformer.config.vocab_size
+        count = check_token_ids("input_ids", input_ids, attention_mask, vocab_size=size)
+        if attention_mask is not None:
+            order = attention_mask.to(input_ids.device).long().argsort(dim=1, stable=True)
+            input_ids, attention_mask = (part.gather(1, order.to(part.device)) for part in (input_ids, attention_mask))
+        return count, input_ids, attention_mask
 
     def has_header(self, input_ids: torch.LongTensor) -> bool:
-        """Whether token ids end with a header, not with the end of the prompt."""
-        begin = input_ids[:, -self._header_length :][:, :1]
-        return bool((begin == self._vocabulary[BEGIN_OF_IMAGE]).all())
+        """Whether token ids, padded on the left, end with a header, not with the end of the prompt.
+
+        Raises:
+            ValueError: if only some of the prompts do.
+        """
+        begins = input_ids[:, -self._header_length :][:, 0] == self._vocabulary[BEGIN_OF_IMAGE]
+        if begins.any() and not begins.all():
+            raise ValueError("input_ids end with the header of an image in some prompts only: give it to all, or none")
+        return bool(begins.all())
 
     def encode_texts(self, texts: list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
         """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask.

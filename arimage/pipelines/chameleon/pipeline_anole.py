@@ -74,7 +74,7 @@ class AnolePipeline(ChameleonPipeline):
                 padded on either side, and their mask.
             {common}
         """
-        count = self.check_prompt(prompt, input_ids, attention_mask)
+        count, input_ids, attention_mask = self.check_prompt(prompt, input_ids, attention_mask)
         call = self.begin_call(count, **common)
         self.edit(call, image, mask_image)
         if prompt is not None:

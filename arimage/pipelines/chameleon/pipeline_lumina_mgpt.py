@@ -14,7 +14,7 @@ from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
 from ..output import ImagePipelineOutput
 from ..pictures.images import prepare_image
-from ..text.checks import as_texts
+from ..text.checks import as_text, as_texts
 from .base import ChameleonPipeline
 from .prompts import ROW_END, TASKS, LuminaPrompts, trained_sizes
 
@@ -112,8 +112,8 @@ class LuminaMGPTPipeline(ChameleonPipeline):
                 padded on either side, and their mask.
             {common}
         """
-        count = self.check_prompt(prompt, input_ids, attention_mask)
-        if task is not None and (task not in TASKS or not self.abilities.accepts("task")):
+        count, input_ids, attention_mask = self.check_prompt(prompt, input_ids, attention_mask)
+        if task is not None and (as_text(task, "task") not in TASKS or not self.abilities.accepts("task")):
             raise ValueError(f"task is {task!r}: Lumina-mGPT 2.0 has {', '.join(TASKS)}, other checkpoints have none")
         if task is not None and mask_image is not None:
             raise ValueError("task generates whole panels: leave out mask_image")

@@ -1,5 +1,6 @@
 """Cosmos-Predict1's autoregressive models (https://arxiv.org/abs/2501.03575), which continue an image or a video."""
 
+import numbers
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -214,9 +215,9 @@ class CosmosPipeline(ARPipeline):
         """The number of maps of the videos of a call, given ones included."""
         most = self.num_frames
         frames = most if num_frames is None else num_frames
-        if not isinstance(frames, int) or isinstance(frames, bool) or frames > most:
+        if not isinstance(frames, numbers.Integral) or isinstance(frames, bool) or frames > most:
             raise ValueError(f"num_frames is {frames!r}: give at most {most}, for which the weights were trained")
-        maps = self.vq.num_maps(frames)
+        maps = self.vq.num_maps(int(frames))
         if maps <= given:
             raise ValueError(
                 f"num_frames is {frames}, but {self.vq.num_frames(given)} are given: give more, up to {most}"

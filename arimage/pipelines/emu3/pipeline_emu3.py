@@ -93,7 +93,8 @@ class Emu3Pipeline(ARImagePipeline):
 
     @property
     def prompts(self) -> Emu3Prompts:
-        return Emu3Prompts(self.tokenizer, self.model.config.vocabulary_map, self.scale_factor)
+        config = self.model.config
+        return Emu3Prompts(self.tokenizer, config.vocabulary_map, config.text_config.vocab_size, self.scale_factor)
 
     def encode_prompt(
         self, prompt: str | list[str], size: tuple[int, int]

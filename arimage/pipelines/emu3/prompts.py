@@ -49,10 +49,17 @@ def image_size(
 
 class Emu3Prompts:
     """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens. The
-    tokenizer is None if prompts are given as token ids."""
+    tokenizer is None if prompts are given as token ids, which are below `vocab_size`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast | None, vocabulary: dict[str, int], scale_factor: int):
-        self.tokenizer, self.vocabulary, self.scale_factor = tokenizer, vocabulary, scale_factor
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast | None,
+        vocabulary: dict[str, int],
+        vocab_size: int,
+        scale_factor: int,
+    ):
+        self.tokenizer, self.vocabulary = tokenizer, vocabulary
+        self.vocab_size, self.scale_factor = vocab_size, scale_factor
 
     def encode(self, texts: list[str], size: tuple[int, int]) -> Ids:
         """Token ids [B, P] of texts, each with the header of an image of `size` (height, width), padded on the left,
@@ -72,7 +79,7 @@ class Emu3Prompts:
                 raise ValueError(f"this pipeline has no tokenizer: give {ids_name}, not {name}")
             return self.encode([text + suffix for text in as_texts(texts, name, MAX_PROMPT_CHARACTERS)], size)
         header = None if self.tokenizer is None else self.encode([""], size)[0][0, 1:-1].tolist()
-        return check_given_ids(ids_name, ids, mask, self.vocabulary[BEGIN_OF_CODES], header, size)
+        return check_given_ids(ids_name, ids, mask, self.vocabulary[BEGIN_OF_CODES], self.vocab_size, header, size)
 
     def negative_ids(self, texts, ids, mask, size: tuple[int, int], count: int) -> Ids:
         """Checked token ids [1 or `count`, P] of the negative prompts, by default the authors', and their mask."""

@@ -104,7 +104,7 @@ class Emu35Pipeline(ARImagePipeline):
 
     @property
     def prompts(self) -> Emu35Prompts:
-        return Emu35Prompts(self.tokenizer, self.config.token_ids)
+        return Emu35Prompts(self.tokenizer, self.config.token_ids, self.model.config.vocab_size)
 
     def _image_ids(self, references: list[list[Image.Image]]) -> list[list[int]]:
         """The token ids of all reference images of each prompt."""

@@ -49,9 +49,10 @@ def image_size(
     approximately `area`, as the authors round them."""
     if height is not None or width is not None:
         return given_size(height, width, ratio, FACTOR, MAX_SIDE)
+    ratio = "1:1" if ratio is None else ratio
     across, down = parse_ratio(ratio)
-    if area == TRAINED_AREA and (ratio or "1:1") in TRAINED:
-        rows, columns = TRAINED[ratio or "1:1"]
+    if area == TRAINED_AREA and ratio in TRAINED:
+        rows, columns = TRAINED[ratio]
     else:
         rows, columns = (max(side // FACTOR, 1) for side in _sides(area, across, down))
     if max(rows, columns) * FACTOR > MAX_SIDE:
@@ -79,10 +80,11 @@ def _sides(area: int, width: int, height: int) -> tuple[int, int]:
 
 class Emu35Prompts:
     """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens. The
-    tokenizer is None if prompts are given as token ids; `token_ids` are those of `token_ids_of`."""
+    tokenizer is None if prompts are given as token ids, which are below `vocab_size`; `token_ids` are those of
+    `token_ids_of`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast | None, token_ids: dict[str, int]):
-        self.tokenizer, self.token_ids = tokenizer, token_ids
+    def __init__(self, tokenizer: PreTrainedTokenizerFast | None, token_ids: dict[str, int], vocab_size: int):
+        self.tokenizer, self.token_ids, self.vocab_size = tokenizer, token_ids, vocab_size
 
     def text_ids(self, text: str) -> list[int]:
         if self.tokenizer is None:
@@ -123,4 +125,4 @@ class Emu35Prompts:
     def check_ids(self, name: str, ids: torch.LongTensor, mask: torch.Tensor | None, size: tuple[int, int]) -> Ids:
         """See `check_given_ids`."""
         header = None if self.tokenizer is None else self.header(size[0] // FACTOR, size[1] // FACTOR)[:-1]
-        return check_given_ids(name, ids, mask, self.token_ids["begin_of_codes"], header, size)
+        return check_given_ids(name, ids, mask, self.token_ids["begin_of_codes"], self.vocab_size, header, size)

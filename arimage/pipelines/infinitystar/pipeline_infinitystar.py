@@ -374,6 +374,8 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
             self.encoded(None if negative_prompt is None else as_texts(negative_prompt), *negative[1:]),
             call.guided,
         )
+        if call.guided and negative_prompt is not None:
+            _leave_out(condition, [not text for text in as_texts(negative_prompt)])
         start = None if begun is None else self._give(call, begun, film, fed)
         model = InfinityStarScaleModel(
             self.transformer,
@@ -396,6 +398,16 @@ def _text_of_film(text: str, num_frames: int, suffix: str | None) -> str:
     if num_frames == 1:
         return text + (suffix or "")
     return f"<<<t={num_frames // FPS}s>>>{text}{PROMPT_SUFFIX if suffix is None else suffix}"
+
+
+def _leave_out(condition: dict[str, torch.Tensor], empty: list[bool]) -> None:
+    """Let the rows of `empty` negative prompts have no text, in place, as they have where all of them are empty."""
+    if any(empty):
+        mask = condition["prompt_attention_mask"]
+        of_prompts, of_negatives = mask.chunk(2)
+        rows = torch.tensor(empty, device=mask.device).expand(len(of_prompts))
+        condition["unconditional"] = torch.cat([torch.zeros_like(rows), rows])
+        of_negatives.copy_(torch.where(rows[:, None], of_prompts, of_negatives))
 
 
 def _check_threshold(threshold: Any) -> None:

@@ -174,7 +174,8 @@ class JanusPipeline(ARImagePipeline):
         """
         check_one_of(prompt=prompt, input_ids=input_ids)
         if prompt is None:
-            check_token_ids("input_ids", input_ids, attention_mask, last=self.begin_of_image)
+            size = self.model.config.text_config.vocab_size
+            check_token_ids("input_ids", input_ids, attention_mask, last=self.begin_of_image, vocab_size=size)
         else:
             input_ids, attention_mask = self.encode_prompt(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
         assert input_ids is not None

@@ -73,7 +73,8 @@ class HybridPipeline(ARImagePipeline):
             ValueError: if one of them is out of its range or has the wrong shape.
         """
         steps = self.generation_config["num_inference_steps"] if num_inference_steps is None else num_inference_steps
-        if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MAX_STEPS:
+        whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
+        if not whole or steps not in range(1, MAX_STEPS + 1):
             raise ValueError(f"num_inference_steps is {steps!r}: give a whole number from 1 to {MAX_STEPS}")
         [(name, scale)] = guidance.items()
         scale = self.generation_config[name] if scale is None else scale

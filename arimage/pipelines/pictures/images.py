@@ -72,7 +72,7 @@ def _pixels_of(name: str, parts: list, size: tuple[int, int] | None = None) -> t
         # A list of batches is deprecated in diffusers.
         given = parts[0] if len(parts) == 1 else parts
         pixels = None if outside else VaeImageProcessor(vae_scale_factor=1).preprocess(given, *(size or ()))
-    except (ValueError, RuntimeError, TypeError) as error:
+    except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ValueError(f"{name} cannot be used ({error}): give PIL images, arrays or tensors") from error
     # Not a number is refused by the comparison, too.
     if pixels is None or not pixels.abs().max() <= 1:

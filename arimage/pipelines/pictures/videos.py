@@ -57,7 +57,10 @@ def prepare_images(
     """Convert images to videos of one frame [B, 3, 1, H, W], float32 in [-1, 1]; see `prepare_frames`."""
     several = isinstance(image, list | tuple) or getattr(image, "ndim", 0) == 4
     images = list(image) if several else [image]
-    return torch.stack([prepare_frames("image", [part], size, fit) for part in images]) if images else _refuse("image")
+    if not images:
+        _refuse("image")
+    # A part of a list may be a batch.
+    return torch.cat([prepare_frames("image", [part], size, fit).movedim(1, 0) for part in images])[:, :, None]
 
 
 def prepare_videos(

@@ -102,13 +102,23 @@ def check_sides(size: tuple[Any, Any], factor: int, most: int = MAX_SIDE) -> tup
     return int(size[0]), int(size[1])
 
 
-def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None, last: int | None = None) -> int:
-    """Check token ids [B, P] and their mask, and that the ids end in `last`; return B.
+def check_token_ids(
+    name: str,
+    ids: torch.LongTensor,
+    mask: torch.Tensor | None,
+    last: int | None = None,
+    vocab_size: int | None = None,
+) -> int:
+    """Check token ids [B, P], of a vocabulary of this size, and their mask, and that the ids end in `last`; return B.
 
     With `last`, rows must be padded on the left.
     """
-    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or not ids.numel() or ids.is_floating_point():
+    whole = isinstance(ids, torch.Tensor) and ids.dtype in (torch.int64, torch.int32)
+    if not whole or ids.ndim != 2 or not ids.numel():
         raise ValueError(f"{name} is {describe(ids)}: give token ids [B, P]")
+    if vocab_size is not None and (ids.min() < 0 or ids.max() >= vocab_size):
+        unknown = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+        raise ValueError(f"{name} have the token id {unknown}: give ids from 0 to {vocab_size - 1}")
     if last is not None and (ids[:, -1] != last).any():
         raise ValueError(
             f"{name} must end with the header of an image, its last token {last}, and be padded on the left"
@@ -118,6 +128,8 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
     mask_name = name.replace("input_ids", "attention_mask")
     if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
         raise ValueError(f"{mask_name} is {describe(mask)}: give one of {tuple(ids.shape)}, like {name}")
+    if not ((mask == 0) | (mask == 1)).all() or not mask.any(1).all():
+        raise ValueError(f"{mask_name} must be zeros and ones, at least one per row")
     if last is not None and (not mask[:, -1].all() or (mask.int().diff() < 0).any()):
         raise ValueError(f"{mask_name} must be zeros and then ones: pad on the left")
     return len(ids)

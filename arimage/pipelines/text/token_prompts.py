@@ -20,7 +20,7 @@ Ids = tuple[torch.LongTensor, torch.LongTensor]
 
 def parse_ratio(ratio: str | None) -> tuple[int, int]:
     """Width and height of a ratio, by default "1:1"."""
-    sides = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", str(ratio or "1:1"))
+    sides = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", "1:1" if ratio is None else str(ratio))
     across, down = map(int, sides.groups()) if sides else (0, 0)
     if not across * down:
         raise ValueError(f'ratio is {ratio!r}: give width and height of up to four digits, as in "16:9"')
@@ -59,12 +59,14 @@ def check_given_ids(
     ids: torch.LongTensor,
     mask: torch.Tensor | None,
     begin_of_codes: int,
+    vocab_size: int,
     header: list[int] | None,
     size: tuple[int, int],
 ) -> Ids:
-    """Token ids [B, P] of prompts and their mask, which is ones by default. Refuses those that do not end with
-    `header`, which holds the `size` of an image (None: anything), and `begin_of_codes`."""
-    check_token_ids(name, ids, mask, last=begin_of_codes)
+    """Token ids [B, P] of prompts and their mask, which is ones by default. Refuses those that are not in the
+    vocabulary, or do not end with `header`, which holds the `size` of an image (None: anything), and
+    `begin_of_codes`."""
+    check_token_ids(name, ids, mask, last=begin_of_codes, vocab_size=vocab_size)
     if header is not None:
         expected = torch.tensor([*header, begin_of_codes])
         if ids.shape[1] < len(expected) or (ids[:, -len(expected) :].cpu() != expected).any():

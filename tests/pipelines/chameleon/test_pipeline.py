@@ -69,8 +69,21 @@ def test_prompts_may_be_padded_or_end_with_their_size(golden):
     mask = torch.cat([F.pad(torch.ones_like(ids), padding) for padding in ((3, 1), (0, 4))])
     output = pipe(input_ids=padded, attention_mask=mask, height=64, width=96, **GREEDY)
     assert torch.equal(output.tokens, codes.expand(2, -1, -1))
-    output = pipe(input_ids=expected["prefix_ids"][None], **GREEDY)
-    assert torch.equal(output.tokens, codes)
+    prefix = expected["prefix_ids"]
+    ended = torch.stack([F.pad(prefix, padding) for padding in ((2, 0), (0, 2), (1, 1))])
+    mask = torch.stack([F.pad(torch.ones_like(prefix), padding) for padding in ((2, 0), (0, 2), (1, 1))])
+    output = pipe(input_ids=ended, attention_mask=mask, **GREEDY)
+    assert torch.equal(output.tokens, codes.expand(3, -1, -1))
+    assert torch.equal(pipe(input_ids=prefix[None], **GREEDY).tokens, codes)
+    mixed = torch.stack([prefix, F.pad(ids[0], (3, 0))])
+    with pytest.raises(ValueError, match="the header of an image in some prompts only"):
+        pipe(input_ids=mixed, **GREEDY)
+
+
+@pytest.mark.parametrize("values", [[0, 0, 0], [0.5, 1, 1], [2, 1, 1]])
+def test_masks_of_token_ids_are_zeros_and_ones(anole, values):
+    with pytest.raises(ValueError, match="attention_mask must be zeros and ones, at least one per row"):
+        anole(input_ids=torch.tensor([[0, 5, 6]]), attention_mask=torch.tensor([values]))
 
 
 def test_logits_equal_the_original(golden):
@@ -209,6 +222,7 @@ def test_anole_generates_one_size_without_row_ends(anole):
         ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2)}, "attention_mask is"),
         ({"prompt": "a", "height": 40}, "height and width are 40 and 64: give multiples of 32 up to 256"),
         ({"prompt": "a", "task": "depth"}, "task is 'depth': Lumina-mGPT 2.0 has"),
+        ({"prompt": "a", "task": ["depth"]}, "task is .*: give a string"),
     ],
 )
 def test_what_cannot_be_generated_is_refused(pipe, arguments, message):

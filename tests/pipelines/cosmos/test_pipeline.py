@@ -107,6 +107,8 @@ def test_frames_cover_the_size_and_are_cropped_around_their_centre():
     row = prepare_images(frame, (20, 30))[0, 0, 0, 0]
     assert (row > 0).tolist() == [False] * 5 + [True] * 20 + [False] * 5
     assert prepare_images(frame.transpose(1, 2), (33, 47)).shape == (1, 3, 1, 33, 47)
+    # A list may hold batches.
+    assert prepare_images([frame, torch.stack([frame] * 2)], (20, 30)).shape == (3, 3, 1, 20, 30)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_the_size_is_that_of_the_trained_area_or_given(pipe):
         ({"height": 512, "width": 512, "ratio": "1:1"}, "either height and width"),
         ({"height": 500, "width": 512}, "height is 500: give a multiple of 8"),
         ({"ratio": "16x9"}, "ratio is '16x9'"),
+        ({"ratio": ""}, "ratio is ''"),
         ({"ratio": "0:9"}, "ratio is '0:9'"),
         ({"ratio": "1:" + "9" * 400}, "ratio is .1:99"),
     ):

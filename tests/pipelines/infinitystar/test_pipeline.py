@@ -87,6 +87,14 @@ def test_one_image_or_video_for_all_prompts_or_one_each(pipe):
         call(pipe, ["a", "b", "c"], image=images)
 
 
+def test_an_empty_negative_prompt_is_no_text_next_to_others(pipe):
+    prompts, negatives = ["a red heart", "a blue book, flat style"], ["", "a dog"]
+    out = call(pipe, prompts, (0, 1), 1, negative_prompt=negatives)
+    for number, seed in enumerate((0, 1)):
+        alone = call(pipe, prompts[number], (seed,), 1, negative_prompt=negatives[number])
+        assert same([maps[number : number + 1] for maps in out.tokens], alone.tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["guidance_scale", "temperature"])
 def test_settings_may_be_one_two_or_one_per_pass(pipe, name):

@@ -1,5 +1,6 @@
 """The pipeline of MAR: its settings, editing, output, callbacks, saving and loading."""
 
+import numpy as np
 import pytest
 import torch
 from families import LATENT, seeded
@@ -77,3 +78,11 @@ def test_components_that_do_not_fit_are_refused():
 def test_an_argument_that_makes_no_sense_is_refused(pipe, name, value):
     with pytest.raises(ValueError, match="continuous" if name == "decoding" else name):
         pipe(class_labels=1, **{name: value})
+
+
+def test_numbers_of_numpy_are_numbers(pipe):
+    steps = {"num_inference_steps": np.int64(3), "num_diffusion_steps": np.int64(5)}
+    assert (
+        pipe.prepare(class_labels=1, **steps).sampling
+        == pipe.prepare(class_labels=1, num_inference_steps=3, num_diffusion_steps=5).sampling
+    )
