@@ -87,6 +87,12 @@ def check_kept(every: int | None, most: int | None, resume_from: str | None) -> 
     return {"checkpoint_every": every, "checkpoints_total_limit": most, "resume_from": resume_from}
 
 
+def check_base(option: str, model: str | None, out: Path) -> None:
+    """Refuse to replace the model that a training begins with by what it trains."""
+    if model is not None and Path(model).resolve() in [(out / name).resolve() for name in ("model", "best")]:
+        raise ValueError(f"{option} is {model}, which what is trained would replace: give another --out")
+
+
 @train_app.command("tokens")
 @panels(
     data="split image_column caption_column label_column classes limit",
@@ -259,6 +265,7 @@ def train_model(
 
     if push_to_hub is not None:
         check_repository(push_to_hub)
+    check_base("--start-from", start_from, out)
     table = load_recipe(recipe, TokenRecipe)
     check(Number, report_every, "--report-every")
     kept = check_kept(checkpoint_every, checkpoints_total_limit, resume_from)
@@ -484,6 +491,7 @@ def part_command(name: str, text: str) -> None:
         from .recipe import PartRecipe, load_recipe
         from .resuming import alone_in
 
+        check_base("--model", model, out)
         join_processes()
         parts = load_recipe(recipe, PartRecipe, name, steps=steps), load_pipeline(model, device, dtype)
         what = "window_drafter" if parts[0].kind == "window" else name
@@ -523,6 +531,7 @@ def neighbours(
     from .acceleration.neighbours import run_neighbours
     from .resuming import alone_in
 
+    check_base("--model", model, out)
     pipe = load_pipeline(model, device, dtype)
     with alone_in(out):
         run_neighbours(pipe, tokens, out)
@@ -551,6 +560,7 @@ def upscaler(
     from .tokenizers.upscaler import run_upscaler
 
     check(Workers, workers, "--workers")
+    check_base("--model", model, out)
     options = {"split": split, "heldout_split": heldout_split, "image": image, "workers": workers}
     parts = load_recipe(recipe, PartRecipe, "upscaler", steps=steps), load_pipeline(model, device, dtype)
     with alone_in(out):
