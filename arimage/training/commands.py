@@ -38,7 +38,7 @@ def check_out(out: Path) -> Path:
 
 
 DATA = (
-    "Folder with images and a metadata.jsonl (file_name, text) or a NAME.txt next to each, or with one folder per "
+    "Folder with images and a metadata.jsonl or .csv (file_name, text) or a NAME.txt next to each, or with a folder per "
     "class; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of the Hugging Face Hub."
 )
 Recipe = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]

@@ -60,8 +60,8 @@ def with_ids(pipe: ARPipeline, texts: Iterable[str]) -> list[str]:
 
 def with_names(pipe: ARPipeline, texts: Iterable[str]) -> list[str]:
     """Texts to be read by users: where one is the id of a class that has a name, this."""
-    names = pipe.class_names or []
-    return [names[int(text)] if text.isdecimal() and int(text) < len(names) else text for text in texts]
+    named = {str(number): name for number, name in enumerate(pipe.class_names or ())}
+    return [named.get(text, text) for text in texts]
 
 
 def reads_text(pipe: ARPipeline) -> bool:
