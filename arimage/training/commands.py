@@ -38,8 +38,8 @@ def check_out(out: Path) -> Path:
 
 
 DATA = (
-    "Folder with images and a metadata.jsonl or .csv (file_name, text) or a NAME.txt next to each, or with a folder per "
-    "class; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of the Hugging Face Hub."
+    "Folder with images and a metadata.jsonl or .csv (file_name, text) or a NAME.txt next to each, or with a folder "
+    "per class; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of the Hugging Face Hub."
 )
 Recipe = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
 TrainingSteps = Annotated[int | None, typer.Option("--steps", help="Training steps. Default: the recipe's.")]
