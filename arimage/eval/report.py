@@ -285,7 +285,9 @@ def _described(entry: dict) -> str:
     text = f"{images_text(entry)} against {entry['reference']}"
     if entry["space"]:
         space = entry["space"]
-        text += f", {space['name']} {space['sha256'][:8]}, resize {space['resize']}"
+        # Of a digest its beginning; some spaces have no weights.
+        weights = space["sha256"] if " " in space["sha256"] else space["sha256"][:8]
+        text += f", {space['name']} {weights}, resize {space['resize']}"
     if "size" in entry:
         text += f", images at {entry['size']}"
     return text + (f", weights {entry['weights']}" if "weights" in entry else "")

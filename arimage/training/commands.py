@@ -33,8 +33,8 @@ PARTS = "Parts of a finished model, which make it faster or its images larger"
 
 
 DATA = (
-    "Folder with images and a metadata.jsonl (file_name, text) or a NAME.txt next to each, or with one folder per "
-    "class; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of the Hugging Face Hub."
+    "Folder with images and a metadata.jsonl or .csv (file_name, text) or a NAME.txt next to each, or with a folder "
+    "per class; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of the Hugging Face Hub."
 )
 Recipe = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
 TrainingSteps = Annotated[int | None, typer.Option("--steps", help="Training steps. Default: the recipe's.")]
@@ -80,6 +80,12 @@ def check_kept(every: int | None, most: int | None, resume_from: str | None) -> 
     if most is not None and every is None:
         raise ValueError("--checkpoints-total-limit is given, and none are kept: give --checkpoint-every too")
     return {"checkpoint_every": every, "checkpoints_total_limit": most, "resume_from": resume_from}
+
+
+def check_base(option: str, model: str | None, out: Path) -> None:
+    """Refuse to replace the model that a training begins with by what it trains."""
+    if model is not None and Path(model).resolve() in [(out / name).resolve() for name in ("model", "best")]:
+        raise ValueError(f"{option} is {model}, which what is trained would replace: give another --out")
 
 
 @train_app.command("tokens")
@@ -249,6 +255,7 @@ def train_model(
 
     if push_to_hub is not None:
         check_repository(push_to_hub)
+    check_base("--start-from", start_from, out)
     table = load_recipe(recipe, TokenRecipe)
     check(Number, report_every, "--report-every")
     kept = check_kept(checkpoint_every, checkpoints_total_limit, resume_from)
@@ -474,6 +481,7 @@ def part_command(name: str, text: str) -> None:
         from .recipe import PartRecipe, load_recipe
         from .resuming import alone_in
 
+        check_base("--model", model, out)
         join_processes()
         parts = load_recipe(recipe, PartRecipe, name, steps=steps), load_pipeline(model, device, dtype)
         what = "window_drafter" if parts[0].kind == "window" else name
@@ -513,6 +521,7 @@ def neighbours(
     from .acceleration.neighbours import run_neighbours
     from .resuming import alone_in
 
+    check_base("--model", model, out)
     pipe = load_pipeline(model, device, dtype)
     with alone_in(out):
         run_neighbours(pipe, tokens, out)
@@ -541,6 +550,7 @@ def upscaler(
     from .tokenizers.upscaler import run_upscaler
 
     check(Workers, workers, "--workers")
+    check_base("--model", model, out)
     options = {"split": split, "heldout_split": heldout_split, "image": image, "workers": workers}
     parts = load_recipe(recipe, PartRecipe, "upscaler", steps=steps), load_pipeline(model, device, dtype)
     with alone_in(out):

@@ -1,6 +1,7 @@
 """The loss of a model on the tokens of images and videos, with the family's own teacher-forced predictions."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -53,14 +54,15 @@ def with_ids(pipe: ARPipeline, texts: Iterable[str]) -> list[str]:
     """Texts as `condition_of` reads them: where one is the name of a class of the model, which may be a number or a
     list of synonyms, its id in digits."""
     names = pipe.class_names or []
-    ids = {name: str(number) for number, name in enumerate(names) if names.count(name) == 1}
+    count = Counter(names)
+    ids = {name: str(number) for number, name in enumerate(names) if count[name] == 1}
     return [ids.get(text, text) for text in texts]
 
 
 def with_names(pipe: ARPipeline, texts: Iterable[str]) -> list[str]:
     """Texts to be read by users: where one is the id of a class that has a name, this."""
-    names = pipe.class_names or []
-    return [names[int(text)] if text.isdecimal() and int(text) < len(names) else text for text in texts]
+    named = {str(number): name for number, name in enumerate(pipe.class_names or ())}
+    return [named.get(text, text) for text in texts]
 
 
 def reads_text(pipe: ARPipeline) -> bool:

@@ -142,6 +142,8 @@ class PartRecipe(Table):
 
     Attributes:
         kind: of a drafter: of trees of tokens, for "eagle", or of windows, for the corrections of "sjd-coupled".
+        model: the arguments of a refiner, an upscaler or a drafter of windows; the shape of others follows from the
+            model.
     """
 
     says: ClassVar = "part"
@@ -151,6 +153,14 @@ class PartRecipe(Table):
     model: dict[str, Any] = {}
     optimizer: OptimizerSettings
     training: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def check_shape(self) -> Self:
+        if self.kind != "tree" and self.part != "drafter":
+            raise ValueError(f"kind is {self.kind!r}, and this is a recipe for a {self.part}: leave it out")
+        if self.model and self.part not in ("refiner", "upscaler") and self.kind != "window":
+            raise ValueError(f"model is given, and the shape of a {self.part} follows from the model: leave it out")
+        return self
 
 
 Kind = TypeVar("Kind", TokenRecipe, TokenizerRecipe, PartRecipe)

@@ -52,7 +52,7 @@ def save_trained(
 def replace_folder(folder: Path, save: Callable[[Path], object]) -> None:
     """Replace a folder by what `save` writes into the one that it is given, when that is complete."""
     # The model card shows the name of the folder.
-    partial, old = folder.with_name("partial") / folder.name, folder.with_name(folder.name + ".old")
+    partial, old = folder.with_name(f".{folder.name}.partial") / folder.name, folder.with_name(f".{folder.name}.old")
     shutil.rmtree(partial.parent, ignore_errors=True)
     try:
         with space_in(folder.parent):

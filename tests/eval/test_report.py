@@ -9,6 +9,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.job import entry, write_scores
 from arimage.eval.metrics.standard_errors import Estimate, estimate_text, paired_difference, paired_ratio
+from arimage.eval.metrics.wavelets import WaveletExtractor
 from arimage.eval.report import make_report, to_markdown, write_report
 from arimage.eval.runs.files import to_lines
 from arimage.eval.runs.generate import generate, make_config, prepare
@@ -38,7 +39,7 @@ def generated(tmp_path_factory):
         write_scores(root / name, "retrieval", np.array(VALUES[name]))
         metrics = {
             "retrieval": entry(Estimate(sum(VALUES[name]) / 9, 0.16), 9, "gallery", None),
-            "emoji-kid": entry(Estimate(0.01234, 0.00056), 9, "reference", None),
+            "emoji-kid": entry(Estimate(0.01234, 0.00056), 9, "reference", WaveletExtractor.space),
         }
         (root / name / METRICS_FILE).write_text(json.dumps(metrics))
     return root
@@ -167,6 +168,7 @@ def test_what_runs_share_and_what_not_is_printed(runs):
         change_config(run, lora=["best:0.5"], negative_prompt="blurred", height=32, width=32)
     change_config(runs[1], order="raster", decoding={**read_config(runs[1])["decoding"], "window": 8})
     text = to_markdown(make_report(runs, "ar"))
+    assert "-228 no weights, resize 128x128" in text
     assert "tiny with best:0.5, 9 images" in text and "height 32, width 32, negative prompt blurred" in text
     assert "- ar: ar\n" in text and "- sjd: sjd:window=8, order raster\n" in text
 

@@ -116,6 +116,12 @@ def test_captions_may_be_in_a_table_of_commas(tmp_path):
         open_source(str(data))
 
 
+def test_columns_of_other_names_are_told_with_what_they_may_be_called(tmp_path):
+    for opened in (texts, lambda data: load_pairs(data, (8, 8))):
+        with pytest.raises(ValueError, match="columns prompt, image: call that of its captions text, .* label"):
+            opened(table(tmp_path / "a.parquet", prompt=["one"]))
+
+
 def test_captions_may_be_next_to_images(tmp_path):
     data = images(tmp_path, "a.png", "in/b.webp")
     (data / "a.txt").write_text("one")

@@ -221,7 +221,7 @@ def run_of(sets, best=None, steps=3, heldout=("val", "test")):
 
 def test_several_sets_are_held_out_and_reported_by_their_names(sets, caplog):
     task = run_of(sets)
-    assert len(task.frozen.batches.cache) == 5 and "5 images are trained, 12 are held out" in task.held_out
+    assert len(task.frozen.batches.cache) == 5 and "images to train on: 5, held out: 12" in task.held_out
     assert "1 of 6 images" in caplog.text
     with torch.no_grad():
         figures = task.report(0, sets)

@@ -296,6 +296,19 @@ def test_what_does_not_fit_is_refused(part, name, tokens, message, caches, tmp_p
         run_part(BEGIN[part], recipe(part), MODELS[name](), caches / tokens, None, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("part", "more", "name"),
+    [
+        ("drafter", {"model": {"num_layers": 2}}, "model is given"),
+        ("student", {"model": {"num_layers": 2}}, "model is given"),
+        ("denoiser", {"kind": "window"}, "kind is 'window'"),
+    ],
+)
+def test_settings_that_a_part_has_not_are_refused(part, more, name):
+    with pytest.raises(ValueError, match=f"{name}.* {part}"):
+        recipe(part, **more)
+
+
 def test_a_refiner_needs_scales_and_its_transformer_too(caches, tmp_path):
     with pytest.raises(ValueError, match="drafter_scales is 4: give a number from 1 to 3"):
         train("var-text", "refiner", caches, tmp_path, drafter_scales=4)

@@ -186,7 +186,8 @@ def test_without_its_settings_a_run_is_refused(tmp_path, content):
 
 def test_the_number_of_processes_is_compared(tmp_path, monkeypatch):
     half(tmp_path)
-    monkeypatch.setattr(loop, "processes", lambda: (0, 2))
+    for module in (loop, resuming):
+        monkeypatch.setattr(module, "processes", lambda: (0, 2))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="processes = 1 and you ask for 2"):
         fit(Line(), LINE, tmp_path)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from commands import refusal
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
 from torch import nn
@@ -274,6 +275,31 @@ def test_what_a_killed_run_left_is_swept(tmp_path):
     (tmp_path / "transformer" / ".mine.tmp").write_text("x")
     with alone_in(tmp_path / "transformer"):
         assert {path.name for path in (tmp_path / "transformer").iterdir()} == {".lock", ".mine.tmp"}
+
+
+def test_other_folders_next_to_a_model_stay(tmp_path):
+    for name in ("partial", "model.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("x")
+    for _ in range(2):
+        model(tmp_path)()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.old", "partial"]
+    assert all((tmp_path / name / "mine").is_file() for name in ("partial", "model.old"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["drafter", "--tokens", "t", "--model"],
+        ["neighbours", "--tokens", "t", "--model"],
+        ["upscaler", "--data", "d", "--heldout", "h", "--model"],
+        ["model", "--tokens", "t", "--recipe", "imagenet-llamagen-b", "--start-from"],
+    ],
+)
+def test_no_training_replaces_the_model_that_it_begins_with(words, tmp_path, capsys):
+    model(tmp_path / "run")()
+    said = refusal(capsys, "train", *words, tmp_path / "run" / "model", "--out", tmp_path / "run")
+    assert said.endswith("which what is trained would replace: give another --out")
 
 
 # Random numbers, gradients and figures

@@ -151,7 +151,8 @@ def run_part(
         task.train()
 
     measure("before", pipe, task.decodings[:1])
-    settings, about = task.settings, {**task.about, **sets.about}
+    # The weights do not show all of the arguments.
+    settings, about = task.settings, {**task.about, **sets.about, "arguments": recipe.model}
     save = lambda: save_float16(task.result, out / "model")  # noqa: E731
     more = {"learning_rate_scales": task.learning_rate_scales, "about": about, "seed": settings.seed}
     fit(task, settings.optimizer, out / recipe.part, on_report=save, **more)

@@ -263,5 +263,9 @@ def column_of(data: str, columns: list[str], given: str | None, usual: tuple[str
     """The column that is named, or the first of the usual ones that there is."""
     found = next((name for name in (usual if given is None else (given,)) if name in columns), None)
     if found is None:
-        raise ValueError(f"{data} has the columns {', '.join(columns)}: name that of its {option}s with --{option}")
+        remedy = f"name that of its {option}s with --{option}"
+        if given is None and usual == LABELS:
+            # Nor has it captions.
+            remedy = "call that of its captions text, or that of its classes label, or name it by --caption or --label"
+        raise ValueError(f"{data} has the columns {', '.join(columns)}: {remedy}")
     return found

@@ -373,7 +373,12 @@ def begin_training(
             raise ValueError(f"a {type(network).__name__} of transformers is not compiled here: leave out --compile")
         network.compile_repeated_blocks()
     more = {"prompts": prompts, "gradient_checkpointing": gradient_checkpointing}
-    return TokenTask(pipe, trained, settings, heldout=held, base=start_from, **more)
+    task = TokenTask(pipe, trained, settings, heldout=held, base=start_from, **more)
+    if start_from is None:
+        # Weights do not show all of them.
+        text = recipe.text_encoder and recipe.text_encoder.model_dump()
+        task.about |= {"arguments": recipe.model, "text_encoder": text}
+    return task
 
 
 def _text_encoder_of(pipe: ARPipeline) -> nn.Module:

@@ -183,14 +183,13 @@ class TokenTask(nn.Module):
 
     @property
     def held_out(self) -> str:
-        """How many images are trained, and how many not, in words."""
+        """How many images or videos are trained, and how many not, in words."""
         frozen = self.frozen
+        what = "videos" if frozen.pipe.abilities.generates_video else "images"
+        trained = f"{what} to train on: {len(frozen.batches.cache)}"
         if not frozen.held_out:
-            return (
-                f"{len(frozen.batches.cache)} images are trained, too few to hold some out: give others as --heldout"
-            )
-        count = sum(len(held) for held in frozen.sets.values())
-        return f"{len(frozen.batches.cache)} images are trained, {count} are held out"
+            return f"{trained}, too few to hold some out: give others as --heldout"
+        return f"{trained}, held out: {sum(len(held) for held in frozen.sets.values())}"
 
     def _batch(self, step: int) -> TokenBatch:
         frozen, settings = self.frozen, self.settings

@@ -250,7 +250,8 @@ def losses_before(path, tokens, folder, start_from=None):
 def test_clips_are_learned_from_random_weights(made, tmp_path, name):
     model = DECODER | ({"block_tokens": 4} if name == "blocks" else {})
     path = recipe(tmp_path, "CosmosPipeline", model, steps=16, learning_rate=2e-2)
-    train(path, made / f"{name}-tokens", tmp_path / "run", dropout=0.0)
+    task = train(path, made / f"{name}-tokens", tmp_path / "run", dropout=0.0)
+    assert task.held_out.startswith("videos to train on: 5")
     assert losses_in(tmp_path / "run")[-1] < 0.8 * losses_before(path, made / f"{name}-tokens", tmp_path)
     trained = AutoPipeline.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
     assert trained.begins_with_text == (name != "video") and trained.config.fps == FPS

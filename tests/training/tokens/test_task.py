@@ -227,7 +227,13 @@ def test_a_run_is_resumed_with_its_own_data_and_settings_only(made, tmp_path):
     train(path, tokens, tmp_path / "run")
     with pytest.raises(ValueError, match="dropout"):
         train(path, tokens, tmp_path / "run", dropout=0.5)
-    other = class_folders(tmp_path / "other", count=2)
+    # The weights are of the same shapes.
+    (tmp_path / "other").mkdir()
+    for name, value in (("num_attention_heads", 1), ("dropout", 0.5)):
+        changed = recipe(tmp_path / "other", model={**DECODER, name: value})
+        with pytest.raises(ValueError, match=f"arguments.{name} = .* and you ask for {value}"):
+            train(changed, tokens, tmp_path / "run", steps=14)
+    other = class_folders(tmp_path / "other-data", count=2)
     encode(tiny_llamagen.class_pipeline(), other, tmp_path / "tokens", model=str(made / "LlamaGenPipeline"))
     with pytest.raises(ValueError, match="tokens"):
         train(path, tmp_path / "tokens", tmp_path / "run")
