@@ -59,7 +59,7 @@ def shown_commands(text: str) -> set[str]:
     """The command lines in the code blocks of a page."""
     code = "".join(block.code for block in blocks(text)).replace("\\\n", " ")
     found = re.findall(r"^ *(?:\S+.* -m )?arimage (.+)$", code, flags=re.MULTILINE)
-    return {" ".join(line.split()) for line in found}
+    return {" ".join(line.partition(" | ")[0].split()) for line in found}
 
 
 def named_commands(text: str) -> set[str]:
