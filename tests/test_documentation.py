@@ -13,6 +13,8 @@ from pages import GUIDES, blocks, name, prose, read
 import arimage
 from arimage.auto import find_model
 from arimage.cli import main as cli
+from arimage.cli.options import DEFAULT_MODEL
+from arimage.media.files import read_metadata
 from arimage.media.metadata import Metadata
 
 
@@ -57,7 +59,7 @@ def shown_commands(text: str) -> set[str]:
     """The command lines in the code blocks of a page."""
     code = "".join(block.code for block in blocks(text)).replace("\\\n", " ")
     found = re.findall(r"^ *(?:\S+.* -m )?arimage (.+)$", code, flags=re.MULTILINE)
-    return {" ".join(line.split()) for line in found}
+    return {" ".join(line.partition(" | ")[0].split()) for line in found}
 
 
 def named_commands(text: str) -> set[str]:
@@ -147,6 +149,16 @@ def test_shown_commands_are_complete_and_named_ones_exist(path, monkeypatch):
         found, arguments = find(command)
         options = {option for one in found.params for option in (*one.opts, *one.secondary_opts)}
         assert {argument for argument in arguments if argument.startswith("--")} <= options | {"--help"}
+
+
+def test_pictures_were_made_by_the_commands_next_to_them():
+    named = {command for path in GUIDES for command in named_commands(read(path)) if "--out docs/images" in command}
+    for command in named:
+        options = dict(re.findall(r"(--?[a-z]+) (\S+)", command))
+        made, prompts = read_metadata(command, ROOT / options["--out"]), read(ROOT / options["--prompts"]).splitlines()
+        assert (made.prompts, made.count) == (prompts, len(prompts) * int(options.get("-n", 1)))
+        assert made.model == options.get("--model", DEFAULT_MODEL)
+    assert len(named) == 7
 
 
 def test_models_that_are_shown_have_a_name():

@@ -113,7 +113,7 @@ SHORTER = {
     "--prompts recipes/icons/common.txt": "--prompts few-common.txt",
     "awk 'NR % 12 == 1' recipes": "awk 'NR % 100 == 1' recipes",
     "head -8 recipes": "head -2 recipes",
-    'echo "$NAMES" |': 'echo "$NAMES" | tail -4 |',
+    "arimage models emoji-latent-llama |": "arimage models emoji-latent-llama | tail -4 |",
     "arimage reproduce emoji-llamagen": "arimage reproduce emoji-llamagen --images 4",
 }
 
