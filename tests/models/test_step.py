@@ -170,6 +170,6 @@ def test_the_interpreter_generates_the_tokens_of_torch(name):
     for kind in ("few", "many"):
         torch.testing.assert_close(torch.tensor(found[kind]), expected, rtol=1e-4, atol=1e-4)
     # Of a prompt with and without a condition.
-    assert set(found["rows"]) == {2} and len(found["rows"]) >= 2 * INTERPRETED[name]
+    assert len(found["rows"]) >= 2 * INTERPRETED[name] and not any(count % 2 for count in found["rows"])
     # Something was generated.
     assert len(expected[0, :4].unique()) > 1

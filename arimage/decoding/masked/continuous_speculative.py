@@ -94,8 +94,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
             # The sets of the window are written again, and the next set is the one after them.
             state.taken -= 1
             write_set(state, positions, live, tokens)
-        state.record(live.sum(1))
-        torch.eq(after, 0, out=state.finished)
+        state.record_set(live, after)
 
     def _test(
         self,

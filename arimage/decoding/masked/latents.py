@@ -210,5 +210,4 @@ class MaskedDecoding(DecodingMethod):
         conditions = conditions_of(state, state.model, positions, state.decided, each.visible)
         tokens, _ = denoise(state, state.model, conditions, positions, after, each.diffusion_steps)
         write_set(state, positions, live, tokens)
-        state.record(live.sum(1))
-        torch.eq(after, 0, out=state.finished)
+        state.record_set(live, after)

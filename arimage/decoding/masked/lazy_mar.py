@@ -149,8 +149,7 @@ class LazyMAR(DecodingMethod):
             conditions = conditions_of(state, state.model, positions, state.decided, each.visible, **options)
         tokens, _ = self._denoise(state, conditions, positions, after, each.diffusion_steps)
         write_set(state, positions, live, tokens)
-        state.record(live.sum(1))
-        torch.eq(after, 0, out=state.finished)
+        state.record_set(live, after)
 
     def _lazy(
         self, state: LazyState, each: LazySet, positions: torch.LongTensor, live: torch.BoolTensor

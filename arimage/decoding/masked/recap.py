@@ -155,8 +155,7 @@ class ReCAP(SampledDecoding):
             conditions = conditions_of(state, state.model, positions, state.decided, each.visible, **options)
         tokens, _ = denoise(state, state.model, conditions, positions, after, each.diffusion_steps, fewest=0)
         write_set(state, positions, live, tokens)
-        state.record(live.sum(1))
-        torch.eq(after, 0, out=state.finished)
+        state.record_set(live, after)
 
     def _partial_conditions(self, state: GroupLatentState, each: LatentSet, after: torch.LongTensor) -> torch.Tensor:
         """The conditions [G, B, Q, C] of the next set from a forward pass over the tokens of its group."""

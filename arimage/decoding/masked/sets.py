@@ -76,6 +76,11 @@ class MaskedState(LockstepState):
         ranks = after[:, None] + torch.arange(self.sets[self.taken].count, device=self.seeds.device)
         return self.order.gather(1, ranks.clamp(max=self.model.num_tokens - 1)), ranks < before[:, None]
 
+    def record_set(self, live: torch.BoolTensor, after: torch.LongTensor) -> None:
+        """Count a step that decided the places that are `live` [B, Q], and left `after` [B] undecided."""
+        self.record(live.sum(1))
+        torch.eq(after, 0, out=self.finished)
+
 
 _State = TypeVar("_State", bound=MaskedState)
 

@@ -31,8 +31,7 @@ class MaskedTokenState(MaskedState):
         """Decide the `tokens` [B, Q] of the next set at its `places` [B, Q] where they are `live`, and advance."""
         after = self.undecided[1]
         self.write_tokens(places, live, tokens)
-        self.record(live.sum(1))
-        torch.eq(after, 0, out=self.finished)
+        self.record_set(live, after)
         self.taken += 1
 
 

@@ -197,9 +197,8 @@ def convert_infinity(
             "channels: give the tokenizer that this transformer was trained with"
         )
     vq = infinity_tokenizer_from_original(encoder, patchify=model.config.bits not in channels, source=vae)
-    text = (None, None)
-    if text_encoder is not None:
-        text = load_t5_encoder(Path(text_encoder), model.config.caption_dim, source)
+    width = model.config.caption_dim
+    text = (None, None) if text_encoder is None else load_t5_encoder(Path(text_encoder), width, source)
     pipeline = InfinityPipeline(model, vq, *text)
     pipeline.generation_config.update(SAMPLING)
     if model.config.hidden_size == WIDTH_OF_2B:

@@ -96,9 +96,8 @@ def convert_infinitystar(
         state = load_original(source, (*WRAPPINGS, "trainer", "gpt_fsdp"))
     model = infinitystar_transformer_from_original(state, dtype=dtype, source=source, **trained)
     vq = infinitystar_tokenizer_from_original(load_original(vae, ("vae", *WRAPPINGS)), source=vae)
-    text = (None, None)
-    if text_encoder is not None:
-        text = load_t5_encoder(Path(text_encoder), model.config.caption_dim, source)
+    width = model.config.caption_dim
+    text = (None, None) if text_encoder is None else load_t5_encoder(Path(text_encoder), width, source)
     pipeline = pipeline_of(InfinityStarPipeline, f"{source} with {vae}", model, vq, *text)
     save_whole(pipeline.save_pretrained, out)
     return pipeline
