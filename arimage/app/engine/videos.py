@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from ...cli.made import shared
+from ...cli.made import shared_adapters
 from ...decoding import decoding_to_text
 from ...media.metadata import to_text
 from ...pipelines.base import ARPipeline
@@ -22,6 +22,8 @@ from .validation import check_decoding, check_prompt, check_size, check_text, ch
 
 # The share of the time that previews may take.
 PREVIEWS = 0.2
+# Seconds between two reports of a video that waits for another one.
+PAUSE = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class VideoProgress:
         work: the share of the work that is done.
         seconds: the time since the generation began.
         finished: the name of the decoding and whether it is exact, once the video is finished.
-        lora: the active adapters, FILE[:SCALE] each, once the video is finished.
+        lora: the active adapters, FILE:SCALE each, once the video is finished.
     """
 
     frames: list[Image.Image]
@@ -66,6 +68,10 @@ class VideoProgress:
     seconds: float
     finished: tuple[str, bool] | None = None
     lora: list[str] | None = None
+
+
+# While another video is being generated.
+WAITING = VideoProgress([], 0, [], 0, 0, 0.0, 0.0)
 
 
 class VideoMaker:
@@ -88,7 +94,7 @@ class VideoMaker:
     at_a_time = 1
 
     def __init__(self, pipelines: dict[str, ARPipeline], limits: Limits | None = None, lora: Iterable[str] = ()):
-        self._lora = [shared(text) for text in lora] or None
+        self._lora = shared_adapters(lora)
         self.limits, self._pipelines, self._lock = limits or Limits(), pipelines, threading.Lock()
         for pipe in pipelines.values():
             pipe.set_progress_bar_config(disable=True)
@@ -130,18 +136,22 @@ class VideoMaker:
         check_decoding(model, request.decoding, pipe, info, size, limits)
 
     def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
-        """Yield the video whenever there are more frames, and at the end. Closing the iterator stops the generation.
+        """Yield the video whenever there are more frames, and at the end; before it begins, `WAITING` every second.
+        Closing the iterator stops the generation.
 
         Raises:
             Refused: if the model does not support the request, or the limits do not allow it.
         """
         self.check(request)
-        with self._lock:
-            try:
-                yield from _generate(self._pipelines[request.model], request, self._lora)
-            except torch.AcceleratorError as error:
-                self.on_device_error(error)
-                raise
+        while not self._lock.acquire(timeout=PAUSE):
+            yield WAITING
+        try:
+            yield from _generate(self._pipelines[request.model], request, self._lora)
+        except torch.AcceleratorError as error:
+            self.on_device_error(error)
+            raise
+        finally:
+            self._lock.release()
 
 
 def _generate(pipe: ARPipeline, request: VideoRequest, lora: list[str] | None) -> Iterator[VideoProgress]:
