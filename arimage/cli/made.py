@@ -1,12 +1,13 @@
 """How a picture was made: `arimage generate --from PICTURE` reads it, and every other `generate` writes it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import __version__
-from .options import MODEL_HELP, check_models
+from .options import MODEL_HELP, check_models, parse_lora
 
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def notes_of(
     shown = frames[0] if frames else images[0]
     settings = {name: own.get(name) if value is None else value for name, value in given.items()} | {
         "model": shared(given["model"]),
-        "lora": [shared(text) for text in given["lora"] or []] or None,
+        "lora": shared_adapters(given["lora"] or []),
         "height": shown.height,
         "width": shown.width,
         "num_frames": frames and len(frames),
@@ -98,6 +99,11 @@ def notes_of(
     texts = [to_text(settings | conditions[i // each] | {"seed": seed}) for i, seed in enumerate(seeds)]
     alone = len(conditions) == 1
     return texts, to_text(settings | conditions[0] | {"seed": seeds[0], "count": len(images)}) if alone else None
+
+
+def shared_adapters(texts: Iterable[str]) -> list[str] | None:
+    """FILE:SCALE of each adapter FILE[:SCALE], as others may see it; None without adapters."""
+    return [shared(f"{source}:{scale:g}") for source, scale in map(parse_lora, texts)] or None
 
 
 def shared(text: str) -> str:

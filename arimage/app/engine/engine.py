@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from ...cli.made import shared
+from ...cli.made import shared_adapters
 from ...pipelines.base import ARImagePipeline
 from .adapters import NAME, Active, name_in_pipeline
 from .batch import Parts, RequestBatch
@@ -162,6 +163,11 @@ class Engine:
             raise Refused(f"unknown model {model[:80]!r}: choose among {', '.join(models)}", "model")
         return models[model]
 
+    def made_with(self, model: str) -> dict[str, Any]:
+        """The model and the adapters of `models`, as the metadata of its images name them."""
+        adapters = self._adapters.get(model, Active([], [], []))
+        return {"model": self._pipelines_of(model)[0], "lora": shared_adapters(adapters.texts)}
+
     def load_adapter(self, model: str, name: str, source: Path, scale: float) -> str:
         """Load an adapter of a model when no images are being generated, and return the name by which requests choose
         it, MODEL:NAME.
@@ -290,11 +296,7 @@ class Engine:
         kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster, plan.reads)
         if self._pipelines[request.model].abilities.kind != "tokens":
             kind = (plan.model, plan.decoding, plan)
-        made_with = None
-        if self.limits.metadata:
-            adapters = self._adapters.get(request.model, Active([], [], []))
-            loras = [shared(text) for text in adapters.texts] or None
-            made_with = {"model": self._pipelines_of(request.model)[0], "lora": loras}
+        made_with = self.made_with(request.model) if self.limits.metadata else None
         return Ticket(request, plan, kind, self._drop, on_progress, made_with)
 
     def _drop(self, ticket: Ticket) -> None:
