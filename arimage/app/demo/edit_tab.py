@@ -46,7 +46,7 @@ def edit_tab(engine: Engine, last: gr.State) -> Subject:
         with gr.Column(scale=5, min_width=300):
             editor = gr.ImageEditor(
                 label="Paint over a part",
-                placeholder="Drop an image here, or take the last one",
+                placeholder="Drop an image here,\nor take the last one",
                 type="pil",
                 format="png",
                 sources=["upload", "clipboard"],

@@ -78,7 +78,7 @@ class GenerateTab:
                     }
                     self._settings = Settings(engine, self.subject)
                     self._picture_in = gr.File(
-                        label="A picture made with arimage: drop it here to fill the form",
+                        label="Fill the form from a picture of arimage",
                         file_types=["image"],
                         height=100,
                         elem_id="from-picture",
@@ -122,6 +122,7 @@ class GenerateTab:
         # Before the runs themselves, because the page runs them in this order.
         for button in (self._actions.start, *self._actions.others, self._again, self._film):
             button.click(None, js=SHOW_IMAGE, **AT_ONCE)
+        self._picture_in.upload(None, js=SHOW_IMAGE, **AT_ONCE)
         clicked = [one.load_input_event.success for one in self._examples.values()]
         for trigger in (self._actions.start.click, self.subject.prompt.submit, *clicked):
             self.generate_on(trigger)

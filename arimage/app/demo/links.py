@@ -73,14 +73,16 @@ def query_of_picture(path: Path, engine: Engine) -> tuple[dict[str, str], list[s
         query["model"] = next((name for name in here if here[name] == adapters), next(iter(here)))
         if here[query["model"]] != adapters:
             model = f"the model here has {here[query['model']]}"
-            lacks.append(f"The picture was made with {adapters}, and {model}: Generate makes another one.")
+            lacks.append(f"The dropped picture was made with {adapters}, and {model}: Generate makes another one.")
     elif "prompt" in query and others:
         query = {"model": others[0], "prompt": query["prompt"], "seed": query["seed"]}
-        lacks.append(f"The picture was made by {made.model}, which is not here: Generate makes one of its prompt.")
+        lacks.append(
+            f"The dropped picture was made by {made.model}, which is not here: Generate makes one of its prompt."
+        )
     if made.made_from == ["image"]:
         query[REFERENCES] = ""
     elif made.made_from:
-        lacks.append("The picture is an edit of another one: load that one in the tab Edit.")
+        lacks.append("The dropped picture is an edit of another one: load that one in the tab Edit.")
     return query, lacks
 
 

@@ -100,13 +100,15 @@ class VideoTab:
             trigger(self._generate, asked, outputs, cancels=[opening], **GENERATES)
             for trigger in (self._start.click, prompt.submit, examples.load_input_event.success)
         ]
-        stopped = {self._status: markup.STOPPED, **self._buttons(running=False)}
-        self._stop.click(lambda: stopped, None, ended, cancels=[opening, *runs], **AT_ONCE)
+        self._stop.click(self._stopped, None, ended, cancels=[opening, *runs], **AT_ONCE)
         model.input(self._form_of, model, [decoding, length], **AT_ONCE)
 
     def _form_of(self, model: str) -> tuple[gr.Dropdown, gr.Dropdown]:
         decoding = gr.Dropdown(decoding_choices(self._maker, model), value=self._maker.models[model].decoding)
         return decoding, gr.Dropdown(**length_of(self._maker, model))
+
+    def _stopped(self) -> dict:
+        return {self._status: markup.STOPPED, **self._buttons(running=False)}
 
     def _buttons(self, running: bool) -> dict:
         return {self._start: gr.Button(visible=not running), self._stop: gr.Button(visible=running)}

@@ -147,6 +147,8 @@ def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
     assert "Video" not in [block.label for block in build_demo(engine).blocks.values() if isinstance(block, gr.Tab)]
     demo = build_demo(engine, maker)
     assert "Video" in [block.label for block in demo.blocks.values() if isinstance(block, gr.Tab)]
+    # A component that is made for an update while the page is built would be on the page.
+    assert [block.value for block in demo.blocks.values() if isinstance(block, gr.Button)].count("Run") == 1
     opening = function(demo, "_open")
     named = {block.elem_id: block for block in opening.outputs}
     first = list(opening.fn(False))
