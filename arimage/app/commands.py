@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..cli.options import CompileSteps, Device, Dtype, Eager, Loras, NoMetadata, check_models, number, panels, steps_of
+from ..cli.options import CompileSteps, Device, Dtype, Eager, NoMetadata, check_models, number, panels, steps_of
 from .config import read_config
 
 
@@ -202,7 +202,7 @@ def open_app(
     batch_size: BatchSize = 8,
     queue: Queue = 64,
     max_pixels: MaxPixels = None,
-    lora: Loras = None,
+    lora: ServedLoras = None,
     device: Device = None,
     dtype: Dtype = "auto",
     compile_steps: CompileSteps = False,
