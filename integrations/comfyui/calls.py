@@ -41,15 +41,15 @@ class LoadedModel:
         pipe: the pipeline, on `offload_device`.
         load_device: where it generates.
         offload_device: where its weights are while others need the memory.
-        name: what it was loaded by.
+        name, dtype: what it was loaded by.
 
     Attributes:
         loras: files and strengths of the adapters that are active when this one generates, by their names in the
             pipeline. Models that share the pipeline may have others.
     """
 
-    def __init__(self, pipe, load_device: torch.device, offload_device: torch.device, name: str):
-        self.pipe, self.name = pipe, name
+    def __init__(self, pipe, load_device: torch.device, offload_device: torch.device, name: str, dtype: str):
+        self.pipe, self.name, self.dtype = pipe, name, dtype
         self.loras: dict[str, tuple[Path, float]] = {}
         parts = torch.nn.ModuleList(part for part in pipe.components.values() if isinstance(part, torch.nn.Module))
         size = sum(each.nbytes for each in [*parts.parameters(), *parts.buffers()])
@@ -199,7 +199,7 @@ def settings_of(model: LoadedModel, settings: dict, subjects: dict, images: torc
     every |= {"decoding": settings["decoding"] or decoding_to_text(pipe.decoding), "batch_size": len(seeds)}
     reads = bool(settings["made_from"] and pipe.abilities.max_references)
     loras = [f"{file}:{strength}" for file, strength in model.loras.values()] or None
-    about = every | {"model": model.name, "lora": loras}
+    about = every | {"model": model.name, "lora": loras, "dtype": model.dtype}
     texts, _ = notes_of(pipe, about, conditions, to_pictures(images), seeds, reads)
     return "\n".join(texts)
 

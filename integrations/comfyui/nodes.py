@@ -131,7 +131,7 @@ class LoadModel(io.ComfyNode):
             dtype = str(fast_dtype(str(load))).removeprefix("torch.")
         pipe = load_pipeline(name, str(offload), dtype, videos=True, continues=True)
         pipe.set_progress_bar_config(disable=True)
-        return io.NodeOutput(LoadedModel(pipe, load, offload, name))
+        return io.NodeOutput(LoadedModel(pipe, load, offload, name, dtype))
 
 
 class LoadLora(io.ComfyNode):

@@ -142,7 +142,8 @@ def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown
     run("ArimageSave", images=images, settings=settings, filename_prefix="heart")
     saved = sorted(tmp_path.glob("heart_*.png"))
     made = [read_metadata("x", path) for path in saved]
-    assert [one.seed for one in made] == out.seeds and {one.prompt for one in made} == {"a red heart"}
+    assert [one.seed for one in made] == out.seeds
+    assert {(one.prompt, one.dtype) for one in made} == {("a red heart", "float32")}
     again = AutoPipeline.from_pretrained(made[1].model)(
         made[1].prompt, generator=torch.Generator().manual_seed(made[1].seed), decoding=made[1].decoding
     )
@@ -159,7 +160,7 @@ def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown
 
 def loaded(nodes, pipe):
     pipe.set_progress_bar_config(disable=True)
-    return nodes.LoadedModel(pipe, torch.device("cpu"), torch.device("cpu"), "tiny")
+    return nodes.LoadedModel(pipe, torch.device("cpu"), torch.device("cpu"), "tiny", "float32")
 
 
 @pytest.mark.parametrize("family", quick(name for name in EVERY if name not in having("videos")))
@@ -327,7 +328,7 @@ def test_comfyui_loads_and_unloads_all_weights_of_a_model(nodes, monkeypatch):
     management = sys.modules["comfy.model_management"]
     pipe = tiny_llamagen.text_pipeline()
     pipe.set_progress_bar_config(disable=True)
-    model = nodes.LoadedModel(pipe, torch.device("cuda:0"), torch.device("cpu"), "tiny")
+    model = nodes.LoadedModel(pipe, torch.device("cuda:0"), torch.device("cpu"), "tiny", "float32")
     patcher = model.patcher
     weights = [*pipe.transformer.state_dict().values(), *pipe.vq.state_dict().values()]
     assert patcher.model_size() >= sum(each.nbytes for each in weights) > 0
