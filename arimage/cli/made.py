@@ -1,13 +1,14 @@
 """How a picture was made: `arimage generate --from PICTURE` reads it, and all that generate pictures write it by
 `notes_of`."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import __version__
-from .options import MODEL_HELP, check_models
+from .options import MODEL_HELP, check_models, parse_lora
 
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def notes_of(
     settings |= {name: value for name, value in given.items() if value is not None}
     settings |= {
         "model": shared(given["model"]),
-        "lora": [shared(text) for text in given["lora"] or []] or None,
+        "lora": shared_adapters(given["lora"] or []),
         "dtype": dtype_name(pipe),
         "height": shown.height,
         "width": shown.width,
@@ -108,6 +109,11 @@ def notes_of(
     condition = several if len(conditions) > 1 else conditions[0]
     sheet = to_text(settings | condition | {"seed": seeds[0], "count": len(images)})
     return texts, sheet if len(sheet.encode()) <= MAX_CHARACTERS else None
+
+
+def shared_adapters(texts: Iterable[str]) -> list[str] | None:
+    """FILE:SCALE of each adapter FILE[:SCALE], as others may see it; None without adapters."""
+    return [shared(f"{source}:{scale:g}") for source, scale in map(parse_lora, texts)] or None
 
 
 def shared(text: str) -> str:

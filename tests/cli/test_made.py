@@ -112,7 +112,7 @@ def test_other_options_replace_the_settings_of_the_picture(generate):
     (path,), _ = generate(
         "tree", "--model", "./text", "--temperature", 0.7, "--seed", 3, "--lora", "style.safetensors"
     )
-    expected = {"lora": ["style.safetensors"], "temperature": 0.7, "seed": 3, "prompt": "tree"}
+    expected = {"lora": ["style.safetensors:1"], "temperature": 0.7, "seed": 3, "prompt": "tree"}
     assert expected.items() <= found_in(path).items()
     (other,), _ = generate("--from", path, "a red heart", "--temperature", 2, "--out", "x.png")
     changed = {"temperature": 2.0, "prompt": "a red heart"}

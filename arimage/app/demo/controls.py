@@ -93,6 +93,17 @@ def chosen(info: ModelInfo, decoding: str) -> str | None:
     return None if decoding == info.decoding else decoding
 
 
+def model_input(engine: Engine | VideoMaker, info: str) -> gr.Dropdown:
+    models = list(engine.models)
+    return gr.Dropdown(
+        models, value=models[0], label="Model", info=info, filterable=False, visible=len(models) > 1, min_width=180
+    )
+
+
+def seed_input(info: str = "Same seed, same image.") -> gr.Number:
+    return gr.Number(0, label="Seed", info=info, precision=0, min_width=100)
+
+
 class Subject:
     """The controls for the model and its prompt or class."""
 
@@ -118,15 +129,7 @@ class Subject:
             scale=2,
             min_width=200,
         )
-        self.model = gr.Dropdown(
-            list(engine.models),
-            value=first,
-            label="Model",
-            info="Makes the image.",
-            filterable=False,
-            visible=len(engine.models) > 1,
-            min_width=180,
-        )
+        self.model = model_input(engine, "Makes the image.")
 
     @property
     def inputs(self) -> list[gr.components.Component]:

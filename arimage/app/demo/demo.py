@@ -31,7 +31,7 @@ from .gate import Gate
 from .generate_tab import GenerateTab
 from .inputs import Demo
 from .race_tab import Comparison, race_tab
-from .video_tab import video_tab
+from .video_tab import VideoTab
 
 
 # Pages whose last results are kept for *Same seed again*, *Film* and *Take the last image*.
@@ -67,7 +67,7 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
                     prompts.append((tab, edit_tab(engine, generate.last).prompt))
             if videos is not None:
                 with gr.Tab("Video") as tab:
-                    video_tab(videos, tab)
+                    VideoTab(videos, tab)
         for number, (tab, prompt) in enumerate(prompts):
             every = [one for _, one in prompts]
             tab.select(None, every, prompt, js=FOLLOW.format(number=number), **AT_ONCE)

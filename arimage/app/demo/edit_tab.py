@@ -9,7 +9,17 @@ from ...media.files import to_rgb
 from ..engine.engine import Engine
 from ..engine.types import Progress, Request
 from . import markup
-from .controls import AT_ONCE, GENERATES, DecodingChoice, GenerateAndStop, Subject, chosen, events, refusal
+from .controls import (
+    AT_ONCE,
+    GENERATES,
+    DecodingChoice,
+    GenerateAndStop,
+    Subject,
+    chosen,
+    events,
+    refusal,
+    seed_input,
+)
 from .generate_tab import last_of, preview_every
 from .pictures import for_editor, image_and_mask, saved
 
@@ -25,18 +35,18 @@ HALVES = {
 
 
 def edit_tab(engine: Engine, last: gr.State) -> Subject:
-    """Build the tab and return its model and prompt; `last` is the last run of `generate_tab`."""
+    """Build the tab and return its model and prompt; `last` is that of `GenerateTab`."""
     info = next(iter(engine.models.values()))
     with gr.Row():
         subject = Subject(engine)
         decoding = DecodingChoice(engine, subject)
-        seed = gr.Number(0, label="Seed", info="Same seed, same image.", precision=0, min_width=100)
+        seed = seed_input()
     decoding.about.render()
     with gr.Row(equal_height=False):
         with gr.Column(scale=5, min_width=300):
             editor = gr.ImageEditor(
                 label="Paint over a part",
-                placeholder="Drop an image here, or take the last one",
+                placeholder="Drop an image here,\nor take the last one",
                 type="pil",
                 format="png",
                 sources=["upload", "clipboard"],
@@ -118,7 +128,7 @@ def edit_tab(engine: Engine, last: gr.State) -> Subject:
     )
 
     def take_last(last):
-        return for_editor(last_of(last)[1].images[0])
+        return for_editor(last_of(last)[1])
 
     def take_upload(drawing, model):
         check_drawing(drawing)

@@ -40,7 +40,7 @@ ABOUT = (
 
 def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTab) -> None:
     """Build the tab, which is filled when it is opened. `generate` generates the picture that is clicked."""
-    about = gr.HTML()
+    about = gr.HTML('<p class="faint">The pictures are on their way.</p>')
     search = gr.Textbox(label="Search", placeholder="cat", max_lines=1, elem_id="search")
     found = gr.HTML(elem_id="found")
     pictures = gr.HTML(js_on_load=CLICK, elem_id="gallery")

@@ -20,13 +20,15 @@ UPLOAD = "/gradio_api/upload"
 # Bytes of a body, and of the files of one upload, which may take as long to arrive.
 MAX_BODY, MAX_UPLOAD = 2**20, 2**25
 BODY_SECONDS = 60
-# Bytes of all files that are kept, uploads and results; older files make room for newer ones.
+# Bytes of all files that are kept, uploads and results; older files make room for newer ones. Results do so at the
+# next request, but the folder is not read more often than this.
 MAX_KEPT = 2**29
+PAUSE = 10.0
 
 
 class Gate:
     """ASGI middleware: refuses other addresses and too large bodies, and deletes the oldest files before an upload
-    that would not fit.
+    that would not fit, and when there are too many results.
 
     Args:
         folder: where Gradio keeps files.
@@ -34,6 +36,7 @@ class Gate:
 
     def __init__(self, app, folder: Path):
         self.app, self.folder, self.arriving = app, folder, 0
+        self.next_look = 0.0
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
@@ -43,7 +46,14 @@ class Gate:
         elif scope["path"] == UPLOAD:
             await self._upload(scope, receive, send)
         else:
+            now = asyncio.get_running_loop().time()
+            if scope["method"] == "POST" and now >= self.next_look:
+                self.next_look = now + PAUSE
+                await self._make_room()
             await self.app(scope, _bounded(receive, MAX_BODY), send)
+
+    async def _make_room(self):
+        await asyncio.to_thread(make_room, self.folder, MAX_KEPT - self.arriving)
 
     async def _upload(self, scope, receive, send):
         length = int(dict(scope["headers"]).get(b"content-length", MAX_UPLOAD))
@@ -60,7 +70,7 @@ class Gate:
                     raise HTTPException(503, "many files are being uploaded: try again later")
                 begun = True
                 self.arriving += length
-                await asyncio.to_thread(make_room, self.folder, MAX_KEPT - self.arriving)
+                await self._make_room()
             return await bounded()
 
         try:

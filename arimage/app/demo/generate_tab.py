@@ -1,18 +1,20 @@
 """The tab that shows images while they are generated."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 import gradio as gr
 from gradio.events import Dependency
+from PIL import Image
 
 from ...media.film import write_film
 from ..engine.engine import Engine
 from ..engine.models import ModelInfo
 from ..engine.ticket import Ticket
 from ..engine.types import Progress, Request, Result
+from ..engine.uploads import reduce_uploads
 from . import markup
 from .controls import AT_ONCE, GENERATES, GenerateAndStop, Subject, events, random_seed, refusal
 from .links import REFERENCES, from_query, query_of_picture, to_query
@@ -54,14 +56,12 @@ class GenerateTab:
 
     Attributes:
         subject: its model and its prompt or class.
-        last: the request and result of its last run, or None.
+        last: the request and the first image of its last run, or None.
         outputs: the components that its runs change.
     """
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        # The finished image of the address without settings.
-        self._first: Result | None = None
         with gr.Row(equal_height=False):
             with gr.Column(scale=4, min_width=300, elem_classes="controls"):
                 with gr.Column(min_width=300):
@@ -78,7 +78,7 @@ class GenerateTab:
                     }
                     self._settings = Settings(engine, self.subject)
                     self._picture_in = gr.File(
-                        label="A picture made with arimage: drop it here to fill the form",
+                        label="Fill the form from a picture of arimage",
                         file_types=["image"],
                         height=100,
                         elem_id="from-picture",
@@ -104,6 +104,11 @@ class GenerateTab:
                 self._history = gr.HTML(
                     js_on_load=Path(__file__).with_name("history.js").read_text(encoding="utf-8"), elem_id="history"
                 )
+        # What the address without settings generates, and its result once there is one.
+        model, info = next(iter(engine.models.items()))
+        subject = self.subject.condition(model, info.examples[0], "0")
+        self._first = Request(**subject, preview_every=preview_every(engine, model))
+        self._first_result: Result | None = None
         self.last = gr.State()
         # The link to the finished images, and a small picture of the first.
         self._link, self._picture = gr.Textbox(visible=False), gr.Textbox(visible=False)
@@ -117,6 +122,7 @@ class GenerateTab:
         # Before the runs themselves, because the page runs them in this order.
         for button in (self._actions.start, *self._actions.others, self._again, self._film):
             button.click(None, js=SHOW_IMAGE, **AT_ONCE)
+        self._picture_in.upload(None, js=SHOW_IMAGE, **AT_ONCE)
         clicked = [one.load_input_event.success for one in self._examples.values()]
         for trigger in (self._actions.start.click, self.subject.prompt.submit, *clicked):
             self.generate_on(trigger)
@@ -153,36 +159,38 @@ class GenerateTab:
         yield from self._open(page, dict(parse_qsl(link.removeprefix("?"))))
 
     def _open_picture(self, page: gr.Request, path: str) -> Iterator[dict]:
-        yield from self._open(page, query_of_picture(Path(path)), "the picture")
+        query, lacks = query_of_picture(Path(path), self._engine)
+        yield from self._open(page, query, "the picture", lacks)
 
-    def _open(self, page: gr.Request, query: Mapping[str, str], what: str = "the link") -> Iterator[dict]:
+    def _open(
+        self, page: gr.Request, query: Mapping[str, str], what: str = "the link", lacks: Sequence[str] = ()
+    ) -> Iterator[dict]:
+        """Fill the form from a query, and generate what it says unless it `lacks` something."""
         engine = self._engine
         request = from_query(query, engine, what)
         if request is None:
-            model = next(iter(engine.models))
-            subject = self.subject.condition(model, engine.models[model].examples[0], "0")
-            first = Request(**subject, preview_every=preview_every(engine, model))
-            if self._first is not None:
-                yield self._finished(first, self._first)
+            if self._first_result is not None:
+                yield self._finished(self._first, self._first_result)
                 return
-            for update in self._actions.run(page, self._status, lambda submit: self._generate(submit, first)):
-                if self.last in update:
-                    self._first = update[self.last][1]
-                yield update
+            request = self._first
         else:
             request = replace(request, preview_every=preview_every(engine, request.model))
             label = None if request.class_label is None else str(request.class_label)
             yield {self.subject.model: request.model, **self._form_of(request.model, label, request)}
             if REFERENCES in query:
-                yield {self._status: markup.ADD_REFERENCES, self._link: ""}
+                lacks = [*lacks, markup.ADD_REFERENCES]
+            if lacks:
+                yield {self._status: markup.lacking(lacks), self._link: ""}
                 return
-            yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
+        yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
 
     def _generate(self, submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
         for event in events(submit, request):
             if isinstance(event, Progress):
                 yield self._progress(request, event)
             else:
+                if request is self._first:
+                    self._first_result = event
                 yield self._finished(request, event)
 
     def _progress(self, request: Request, now: Progress) -> dict:
@@ -203,7 +211,7 @@ class GenerateTab:
             self._copy: gr.Button("Copy link", interactive=True),
             self._link: to_query(request, result, self._engine),
             self._picture: thumbnail(images[0]),
-            self.last: (request, result),
+            self.last: (request, images[0]),
             **self._actions.idle(),
         }
 
@@ -223,13 +231,15 @@ class GenerateTab:
             **self._settings.fields(model, values),
             preview_every=preview_every(self._engine, model),
         )
+        # The page keeps its last request, but no photos.
+        request = reduce_uploads(request, self._engine.models[model])
         yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
 
-    def _generate_again(self, page: gr.Request, last: tuple[Request, Result] | None) -> Iterator[dict]:
+    def _generate_again(self, page: gr.Request, last: tuple[Request, Image.Image] | None) -> Iterator[dict]:
         request = last_of(last)[0]
         yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
 
-    def _generate_film(self, page: gr.Request, last: tuple[Request, Result] | None) -> Iterator[dict]:
+    def _generate_film(self, page: gr.Request, last: tuple[Request, Image.Image] | None) -> Iterator[dict]:
         """Generate the first image of the last run again, as a film."""
         request = replace(last_of(last)[0], count=1, film=True)
 
@@ -259,8 +269,8 @@ class GenerateTab:
         }
 
 
-def last_of(last: tuple[Request, Result] | None) -> tuple[Request, Result]:
-    """The last run of a page.
+def last_of(last: tuple[Request, Image.Image] | None) -> tuple[Request, Image.Image]:
+    """The request and the first image of the last run of a page.
 
     Raises:
         gr.Error: if there was none, or the page is so old that its run is forgotten.

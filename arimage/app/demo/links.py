@@ -46,28 +46,53 @@ def to_query(request: Request, result: Result, engine: Engine) -> str:
     return "?" + urlencode(settings | ({REFERENCES: len(request.references)} if request.references else {}))
 
 
-def query_of_picture(path: Path) -> dict[str, str]:
-    """The query that generates a picture again, by the metadata in its file.
+def query_of_picture(path: Path, engine: Engine) -> tuple[dict[str, str], list[str]]:
+    """The query that generates a picture again, by the metadata in its file, and a sentence about each thing that it
+    needs and the demo lacks.
 
     Raises:
-        gr.Error: if it has no metadata, has several prompts, was made with adapters, or is an edit, whose image is
-            missing.
+        gr.Error: if it has no metadata or several prompts, or is a video.
     """
     try:
         made = read_metadata("the picture", path)
     except ValueError as error:
         raise refusal(str(error)) from error
-    if made.lora:
-        raise refusal("the picture was made with adapters, which the form lacks: use `arimage generate --from`")
+    if made.num_frames is not None:
+        raise refusal("this is a video: drop a picture, or type its prompt in the tab Video")
     if made.prompts or made.class_labels:
         raise refusal(
             "the picture is a sheet of several prompts, and the form takes one: use `arimage generate --from`"
         )
-    inputs = made.made_from or []
-    if inputs not in ([], ["image"]):
-        raise refusal("the picture is an edit of another one: load that one in the tab Edit")
-    settings = {name: value for name, value in made.model_dump(exclude_none=True).items() if name in READ}
-    return {name: str(value) for name, value in settings.items()} | (dict.fromkeys([REFERENCES], "") if inputs else {})
+    query = {name: str(value) for name, value in made.model_dump(exclude_none=True).items() if name in READ}
+    if isinstance(made.class_label, str):
+        # A request names classes as prompts.
+        query["prompt"] = query.pop("class_label")
+    lacks, adapters = [], _names(made.lora)
+    # A command may have named a folder by its path.
+    models = (made.model, Path(made.model).name)
+    ours = {name: engine.made_with(name) for name in engine.models}
+    here = {name: _names(its["lora"]) for name, its in ours.items() if its["model"] in models}
+    others = [name for name, info in engine.models.items() if info.classes is None]
+    if here:
+        query["model"] = next((name for name in here if here[name] == adapters), next(iter(here)))
+        if here[query["model"]] != adapters:
+            model = f"the model here has {here[query['model']]}"
+            lacks.append(f"The dropped picture was made with {adapters}, and {model}: Generate makes another one.")
+    elif "prompt" in query and others:
+        query = {"model": others[0], "prompt": query["prompt"], "seed": query["seed"]}
+        lacks.append(
+            f"The dropped picture was made by {made.model}, which is not here: Generate makes one of its prompt."
+        )
+    if made.made_from == ["image"]:
+        query[REFERENCES] = ""
+    elif made.made_from:
+        lacks.append("The dropped picture is an edit of another one: load that one in the tab Edit.")
+    return query, lacks
+
+
+def _names(adapters: list[str] | None) -> str:
+    """Adapters FILE:SCALE in a sentence, by the names of their files, which may be elsewhere."""
+    return f"the adapter {' and '.join(Path(text).name for text in adapters)}" if adapters else "no adapter"
 
 
 def from_query(query: Mapping[str, str], engine: Engine, what: str = "the link") -> Request | None:

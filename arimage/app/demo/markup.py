@@ -1,5 +1,6 @@
 """The texts of the demo, as HTML: progress, cost, and what a decoding does."""
 
+from collections.abc import Sequence
 from html import escape
 from urllib.parse import urlencode
 
@@ -13,7 +14,7 @@ from .pictures import file_url, map_of
 
 
 EMPTY = '<p class="faint">Press Generate to make an image.</p>'
-ADD_REFERENCES = '<p class="faint">These settings had reference images: add them, then press Generate.</p>'
+ADD_REFERENCES = "These settings had reference images: add them, then press Generate."
 STOPPED = '<p class="faint">Stopped.</p>'
 LEGEND = (
     '<p class="faint">In the maps each square is one token, a small piece of the image, and its number is the forward '
@@ -98,6 +99,11 @@ def finished(result: Result) -> str:
     which = f"{escape(result.decoding)} {badge(result.exact)} · {seeds} {', '.join(map(str, result.seeds))}"
     note = "" if result.unknown is None else _note(result.unknown, result.settings["model"])
     return f'<div class="status"><p>{cost}</p><p class="faint">{which}</p>{note}</div>'
+
+
+def lacking(sentences: Sequence[str]) -> str:
+    """What the settings of a picture or a link need, and the form lacks."""
+    return f'<div class="status"><p class="note">{escape(" ".join(sentences))}</p></div>'
 
 
 def passes_of(result: Result) -> str:

@@ -12,7 +12,17 @@ from ..engine.engine import Engine
 from ..engine.ticket import Ticket
 from ..engine.types import Progress, Request, Result
 from . import markup
-from .controls import AT_ONCE, GENERATES, GenerateAndStop, Subject, chosen, decoding_choices, events, refusal
+from .controls import (
+    AT_ONCE,
+    GENERATES,
+    GenerateAndStop,
+    Subject,
+    chosen,
+    decoding_choices,
+    events,
+    refusal,
+    seed_input,
+)
 
 
 # Runs side by side.
@@ -94,7 +104,7 @@ def race_tab(engine: Engine, comparison: Comparison) -> Subject:
     first = next(iter(engine.models))
     with gr.Row():
         subject = Subject(engine)
-        seed = gr.Number(0, label="Seed", info="The same for all of them.", precision=0, min_width=100)
+        seed = seed_input("The same for all of them.")
     with gr.Row():
         decodings = gr.Dropdown(
             run_choices(engine, first),

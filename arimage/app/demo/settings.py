@@ -9,7 +9,7 @@ from ...decoding import Order
 from ..engine.engine import Engine
 from ..engine.models import ModelInfo
 from ..engine.types import Request
-from .controls import DecodingChoice, Subject, chosen
+from .controls import DecodingChoice, Subject, chosen, seed_input
 
 
 # The size of a model that reads references: that of its own, or the one most like the last reference.
@@ -41,7 +41,7 @@ class Settings:
         self._decoding = DecodingChoice(engine, subject)
         self._decoding.about.render()
         with gr.Row():
-            self.seed = gr.Number(0, label="Seed", info="Same seed, same image.", precision=0, min_width=120)
+            self.seed = seed_input()
             count = gr.Slider(
                 1,
                 engine.limits.images,

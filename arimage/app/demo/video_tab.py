@@ -8,9 +8,9 @@ from PIL import Image
 
 from ...media.writing import own_path, write_video
 from ..engine.types import Refused
-from ..engine.videos import VideoMaker, VideoProgress, VideoRequest
+from ..engine.videos import WAITING, VideoMaker, VideoProgress, VideoRequest
 from . import markup
-from .controls import AT_ONCE, GENERATES, chosen, decoding_choices, refusal
+from .controls import AT_ONCE, GENERATES, chosen, decoding_choices, model_input, refusal, seed_input
 from .pictures import saved
 
 
@@ -25,140 +25,143 @@ SHOWN = 20
 EMPTY = '<p class="faint">Frames appear as soon as they are decided.</p>'
 
 
-def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
-    """Build the tab. When a page opens it first, it generates the first example."""
-    first = next(iter(maker.models))
-    # The finished video of the first example.
-    example: list[VideoProgress] = []
-    opened = gr.State(False)
-    with gr.Row(equal_height=False):
-        with gr.Column(scale=4, min_width=300, elem_classes="controls"):
-            model = gr.Dropdown(
-                list(maker.models),
-                value=first,
-                label="Model",
-                info="Makes the video.",
-                filterable=False,
-                visible=len(maker.models) > 1,
-            )
-            prompt = gr.Textbox(
-                EXAMPLES[0], label="Prompt", info="What the video shows, and how it moves.", max_lines=1
-            )
-            with gr.Row():
-                start = gr.Button("Generate", variant="primary", elem_id="make-video")
-                stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop-video")
-            examples = gr.Examples(EXAMPLES, prompt, label="Try")
-            with gr.Row(elem_classes="settings"):
-                decoding = gr.Dropdown(
-                    decoding_choices(maker, first),
-                    value=maker.models[first].decoding,
-                    label="Decoding",
-                    info="How the tokens are decided.",
-                    filterable=False,
-                    scale=3,
+class VideoTab:
+    """The tab. When a page opens it first, it generates the first example."""
+
+    def __init__(self, maker: VideoMaker, tab: gr.Tab):
+        self._maker = maker
+        first = next(iter(maker.models))
+        # What the tab generates when it is opened, and the finished video once there is one.
+        self._first, self._first_result = VideoRequest(first, EXAMPLES[0]), None
+        self._opened = gr.State(False)
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=4, min_width=300, elem_classes="controls"):
+                model = model_input(maker, "Makes the video.")
+                prompt = gr.Textbox(
+                    EXAMPLES[0], label="Prompt", info="What the video shows, and how it moves.", max_lines=1
                 )
-                seed = gr.Number(0, label="Seed", info="Same seed, same video.", precision=0, min_width=80)
-                length = gr.Dropdown(
-                    **length_of(maker, first),
-                    label="Length",
-                    info="Longer takes longer.",
-                    filterable=False,
-                    min_width=100,
+                with gr.Row():
+                    self._start = gr.Button("Generate", variant="primary", elem_id="make-video")
+                    self._stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop-video")
+                examples = gr.Examples(EXAMPLES, prompt, label="Try")
+                with gr.Row(elem_classes="settings"):
+                    decoding = gr.Dropdown(
+                        decoding_choices(maker, first),
+                        value=maker.models[first].decoding,
+                        label="Decoding",
+                        info="How the tokens are decided.",
+                        filterable=False,
+                        scale=3,
+                    )
+                    seed = seed_input("Same seed, same video.")
+                    length = gr.Dropdown(
+                        **length_of(maker, first),
+                        label="Length",
+                        info="Longer takes longer.",
+                        filterable=False,
+                        min_width=100,
+                    )
+                image = gr.Image(
+                    type="pil",
+                    image_mode=None,
+                    label="First frame: the video continues it",
+                    height=200,
+                    elem_id="first-frame",
+                    elem_classes="settings",
                 )
-            image = gr.Image(
-                type="pil",
-                image_mode=None,
-                label="First frame: the video continues it",
-                height=200,
-                elem_id="first-frame",
-                elem_classes="settings",
-            )
-        with gr.Column(scale=5, min_width=300):
-            film = gr.Image(
-                visible=False,
-                show_label=False,
-                buttons=[],
-                interactive=False,
-                height=320,
-                elem_id="video",
-                elem_classes="pixels",
-            )
-            frames = gr.Gallery(
-                show_label=False,
-                format="png",
-                columns=4,
-                height="auto",
-                interactive=False,
-                buttons=[],
-                elem_id="frames",
-                elem_classes="pixels",
-            )
-            status = gr.HTML(EMPTY, elem_id="video-status")
-            download = gr.DownloadButton("Download", size="sm", visible=False, elem_id="download-video")
+            with gr.Column(scale=5, min_width=300):
+                self._film = gr.Image(
+                    visible=False,
+                    show_label=False,
+                    buttons=[],
+                    interactive=False,
+                    height=320,
+                    elem_id="video",
+                    elem_classes="pixels",
+                )
+                self._frames = gr.Gallery(
+                    show_label=False,
+                    format="png",
+                    columns=4,
+                    height="auto",
+                    interactive=False,
+                    buttons=[],
+                    elem_id="frames",
+                    elem_classes="pixels",
+                )
+                self._status = gr.HTML(EMPTY, elem_id="video-status")
+                self._download = gr.DownloadButton("Download", size="sm", visible=False, elem_id="download-video")
 
-    def buttons(running: bool) -> dict:
-        return {start: gr.Button(visible=not running), stop: gr.Button(visible=running)}
+        ended = [self._status, self._start, self._stop]
+        outputs = [self._opened, self._film, self._frames, self._download, *ended]
+        opening = tab.select(self._open, self._opened, outputs, **GENERATES)
+        asked = [model, prompt, decoding, seed, image, length]
+        runs = [
+            trigger(self._generate, asked, outputs, cancels=[opening], **GENERATES)
+            for trigger in (self._start.click, prompt.submit, examples.load_input_event.success)
+        ]
+        self._stop.click(self._stopped, None, ended, cancels=[opening, *runs], **AT_ONCE)
+        model.input(self._form_of, model, [decoding, length], **AT_ONCE)
 
-    def finished(request: VideoRequest, now: VideoProgress) -> dict:
-        path = own_path(f"{request.prompt} {request.seed}", ".webp", film.GRADIO_CACHE)
-        text = now.note if maker.limits.metadata else None
-        write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model], text)
-        shown = {film: gr.Image(path, visible=True), download: gr.DownloadButton(value=path, visible=True)}
-        return {**shown, frames: [*map(saved, some(now.frames))], status: status_of(now), **buttons(False)}
+    def _form_of(self, model: str) -> tuple[gr.Dropdown, gr.Dropdown]:
+        decoding = gr.Dropdown(decoding_choices(self._maker, model), value=self._maker.models[model].decoding)
+        return decoding, gr.Dropdown(**length_of(self._maker, model))
 
-    def run(request: VideoRequest, keep: list[VideoProgress]) -> Iterator[dict]:
-        hidden = {film: gr.Image(visible=False), download: gr.DownloadButton(visible=False)}
-        yield {**hidden, frames: [], status: EMPTY, **buttons(True)}
+    def _stopped(self) -> dict:
+        return {self._status: markup.STOPPED, **self._buttons(running=False)}
+
+    def _buttons(self, running: bool) -> dict:
+        return {self._start: gr.Button(visible=not running), self._stop: gr.Button(visible=running)}
+
+    def _open(self, was_opened: bool) -> Iterator[dict]:
+        if was_opened:
+            # Gradio would empty the outputs of a function that yields nothing.
+            updates = [{}]
+        elif self._first_result is not None:
+            updates = [self._finished(self._first, self._first_result)]
+        else:
+            updates = self._run(self._first)
+        for update in updates:
+            yield {self._opened: True, **update}
+
+    def _generate(self, model, prompt, decoding, seed, image, length) -> Iterator[dict]:
+        asked = chosen(self._maker.models[model], decoding)
+        request = VideoRequest(model, prompt or "", seed or 0, asked, image, int(length))
+        for update in self._run(request):
+            yield {self._opened: True, **update}
+
+    def _run(self, request: VideoRequest) -> Iterator[dict]:
+        hidden = {self._film: gr.Image(visible=False), self._download: gr.DownloadButton(visible=False)}
+        yield {**hidden, self._frames: [], self._status: EMPTY, **self._buttons(running=True)}
         shown = []
         try:
-            with closing(maker.run(request)) as events:
+            with closing(self._maker.run(request)) as events:
                 for now in events:
                     if now.finished is not None:
-                        keep[:] = [now]
-                        yield finished(request, now)
+                        if request is self._first:
+                            self._first_result = now
+                        yield self._finished(request, now)
                         return
-                    new = {} if now.frames == shown else {frames: [*map(saved, now.frames)]}
+                    new = {} if now.frames == shown else {self._frames: [*map(saved, now.frames)]}
                     shown = now.frames
-                    yield {status: status_of(now), **new}
+                    yield {self._status: status_of(now), **new}
         except Exception as error:
-            yield buttons(False)
+            yield self._buttons(running=False)
             if isinstance(error, Refused):
                 raise refusal(str(error)) from error
             raise
 
-    def generate(model, prompt, decoding, seed, image, length) -> Iterator[dict]:
-        asked = chosen(maker.models[model], decoding)
-        request = VideoRequest(model, prompt or "", seed or 0, asked, image, int(length))
-        for update in run(request, []):
-            yield {opened: True, **update}
-
-    def open_tab(was_opened: bool) -> Iterator[dict]:
-        if was_opened:
-            # Gradio would empty the outputs of a function that yields nothing.
-            yield {opened: True}
-            return
-        request = VideoRequest(first, EXAMPLES[0], 0, None, None)
-        for update in [finished(request, example[0])] if example else run(request, example):
-            yield {opened: True, **update}
-
-    outputs = [opened, film, frames, status, download, start, stop]
-    opening = tab.select(open_tab, opened, outputs, **GENERATES)
-    asked = [model, prompt, decoding, seed, image, length]
-    runs = [
-        trigger(generate, asked, outputs, cancels=[opening], **GENERATES)
-        for trigger in (start.click, prompt.submit, examples.load_input_event.success)
-    ]
-    ended = [status, start, stop]
-    stop.click(lambda: {status: markup.STOPPED, **buttons(False)}, None, ended, cancels=[opening, *runs], **AT_ONCE)
-    model.input(
-        lambda name: (
-            gr.Dropdown(decoding_choices(maker, name), value=maker.models[name].decoding),
-            gr.Dropdown(**length_of(maker, name)),
-        ),
-        model,
-        [decoding, length],
-        **AT_ONCE,
-    )
+    def _finished(self, request: VideoRequest, now: VideoProgress) -> dict:
+        path = own_path(f"{request.prompt} {request.seed}", ".webp", self._film.GRADIO_CACHE)
+        frames, text = [enlarged(frame) for frame in now.frames], now.note if self._maker.limits.metadata else None
+        write_video(frames, path, self._maker.fps[request.model], text)
+        return {
+            self._film: gr.Image(path, visible=True),
+            self._frames: [*map(saved, some(now.frames))],
+            self._status: status_of(now),
+            self._download: gr.DownloadButton(value=path, visible=True),
+            **self._buttons(running=False),
+        }
 
 
 def length_of(maker: VideoMaker, model: str) -> dict:
@@ -181,6 +184,8 @@ def enlarged(frame: Image.Image) -> Image.Image:
 
 def status_of(now: VideoProgress) -> str:
     """The progress of a video, and the forward passes after which its frames appeared."""
+    if now is WAITING:
+        return '<p class="faint">Another video is being generated: this one waits for it.</p>'
     each = now.decided / max(now.passes, 1)
     text = (
         f"{now.passes} forward passes · {now.decided} of {now.tokens} tokens · {each:.1f} tokens per forward pass · "

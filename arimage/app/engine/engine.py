@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ...cli.made import notes_of
+from ...cli.made import notes_of, shared_adapters
 from ...pipelines.base import ARImagePipeline
 from .adapters import NAME, Active, name_in_pipeline
 from .batch import Parts, RequestBatch
@@ -163,6 +164,11 @@ class Engine:
             raise Refused(f"unknown model {model[:80]!r}: choose among {', '.join(models)}", "model")
         return models[model]
 
+    def made_with(self, model: str) -> dict[str, Any]:
+        """The model and the adapters of `models`, as the metadata of its images name them."""
+        adapters = self._adapters.get(model, Active([], [], []))
+        return {"model": self._pipelines_of(model)[0], "lora": shared_adapters(adapters.texts)}
+
     def load_adapter(self, model: str, name: str, source: Path, scale: float) -> str:
         """Load an adapter of a model when no images are being generated, and return the name by which requests choose
         it, MODEL:NAME.
@@ -296,9 +302,8 @@ class Engine:
     def _notes(self, ticket: Ticket, images: list[Image.Image]) -> list[str]:
         """The metadata of the images of a request."""
         request = ticket.request
-        given = {name: getattr(request, name) for name in NOTED} | {
-            "model": self._pipelines_of(request.model)[0],
-            "lora": self._adapters.get(request.model, Active([], [], [])).texts,
+        given = {name: getattr(request, name) for name in NOTED} | self.made_with(request.model)
+        given |= {
             "decoding": ticket.decoding,
             "batch_size": ticket.finished.lanes,
             "made_from": ticket.inputs or None,

@@ -21,6 +21,8 @@ from .validation import check_decoding, check_prompt, check_size, check_text, ch
 
 # The share of the time that previews may take.
 PREVIEWS = 0.2
+# Seconds between two reports of a video that waits for another one.
+PAUSE = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ class VideoProgress:
     seconds: float
     finished: tuple[str, bool] | None = None
     note: str | None = None
+
+
+# While another video is being generated.
+WAITING = VideoProgress([], 0, [], 0, 0, 0.0, 0.0)
 
 
 class VideoMaker:
@@ -129,18 +135,22 @@ class VideoMaker:
         check_decoding(model, request.decoding, pipe, info, size, limits)
 
     def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
-        """Yield the video whenever there are more frames, and at the end. Closing the iterator stops the generation.
+        """Yield the video whenever there are more frames, and at the end; before it begins, `WAITING` every second.
+        Closing the iterator stops the generation.
 
         Raises:
             Refused: if the model does not support the request, or the limits do not allow it.
         """
         self.check(request)
-        with self._lock:
-            try:
-                yield from _generate(self._pipelines[request.model], request, self._lora)
-            except torch.AcceleratorError as error:
-                self.on_device_error(error)
-                raise
+        while not self._lock.acquire(timeout=PAUSE):
+            yield WAITING
+        try:
+            yield from _generate(self._pipelines[request.model], request, self._lora)
+        except torch.AcceleratorError as error:
+            self.on_device_error(error)
+            raise
+        finally:
+            self._lock.release()
 
 
 def _generate(pipe: ARPipeline, request: VideoRequest, lora: list[str]) -> Iterator[VideoProgress]:

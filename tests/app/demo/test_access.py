@@ -1,5 +1,6 @@
 """What a client of the demo that `arimage app` serves can reach, with and without a password."""
 
+import asyncio
 import inspect
 import io
 import json
@@ -238,6 +239,20 @@ def test_uploads_are_bounded(client, monkeypatch):
     monkeypatch.setattr(gate, "MAX_KEPT", 2**16)
     answer = upload(client, noise[0])
     assert answer.status_code == 503 and "try again later" in answer.text
+
+
+def test_results_make_room_at_the_next_request(tmp_path, monkeypatch):
+    async def page(scope, receive, send):
+        pass
+
+    monkeypatch.setattr(gate, "MAX_KEPT", 250)
+    files = [tmp_path / str(age) for age in range(4)]
+    for age, path in enumerate(files):
+        path.write_bytes(bytes(100))
+        os.utime(path, (age, age))
+    request = {"type": "http", "method": "POST", "path": "/gradio_api/queue/join"}
+    asyncio.run(gate.Gate(page, tmp_path)(request, None, None))
+    assert [path.exists() for path in files] == [False, False, True, True]
 
 
 def test_bodies_are_bounded(client):

@@ -6,11 +6,13 @@ from contextlib import closing
 from urllib.parse import parse_qsl, urlencode
 
 import pytest
+from adapters import adapter
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
+from safetensors.torch import save_file
 
 
 pytest.importorskip("gradio")
@@ -19,6 +21,7 @@ from app.demo.demo_kit import file_data, served, visit
 
 from arimage.app.demo import links, pictures
 from arimage.app.demo.controls import class_choices
+from arimage.app.engine.adapters import active_adapters, name_in_pipeline
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Request
 from arimage.app.engine.videos import VideoMaker
@@ -208,20 +211,67 @@ def test_a_dropped_picture_fills_the_form_and_is_made_again(client, engine):
     assert (page.form["Model"], page.form["Class"]) == ("names", "1")
 
 
-def test_a_dropped_picture_that_the_demo_cannot_make_is_refused(client, engine):
-    page, grey = Page(client), Image.new("RGB", (8, 8), "grey")
-    assert "does not say how it was made" in page.drop(pictures.png(grey))
-    grey.info[KEY] = to_text({"model": "janus", "prompt": "x", "seed": 1})
-    assert "the picture asks for the model janus" in page.drop(pictures.png(grey))
-    grey.info[KEY] = to_text({"model": "text", "prompt": "x", "seed": 1, "lora": ["mine.safetensors:0.5"]})
-    assert "made with adapters" in page.drop(pictures.png(grey))
-    grey.info[KEY] = to_text({"model": "text", "prompts": ["x", "y"], "seed": 1, "count": 2})
-    assert "several prompts" in page.drop(pictures.png(grey))
-    mask = Image.new("L", (8, 8), "white")
-    edit = engine.submit(Request("text", prompt="tree", image=grey, mask_image=mask)).result(60)
-    assert "tab Edit" in page.drop(pictures.png(edit.images[0]))
-    read = engine.submit(Request("sizes", prompt="make it blue", references=(grey,))).result(60)
-    assert "add them" in json.dumps(page.drop(pictures.png(read.images[0])))
+def grey(**settings) -> Image.Image:
+    """A picture that says it was made with these settings."""
+    picture = Image.new("RGB", (8, 8), "grey")
+    picture.info[KEY] = to_text({"seed": 7} | settings)
+    return picture
+
+
+def test_a_dropped_picture_that_the_demo_cannot_make_is_refused(client):
+    page = Page(client)
+    assert "does not say how it was made" in page.drop(pictures.png(Image.new("RGB", (8, 8))))
+    assert "the picture asks for the model var" in page.drop(pictures.png(grey(model="var", class_label=3)))
+    assert "a video" in page.drop(pictures.png(grey(model="video", prompt="x", num_frames=9)))
+    sheet = grey(model="text", prompts=["x", "y"], count=2)
+    assert "several prompts" in page.drop(pictures.png(sheet))
+    wrong = grey(model="sizes", prompt="x", height=8, width=8)
+    assert "does not generate 8x8" in page.drop(pictures.png(wrong))
+
+
+def test_the_form_takes_what_it_can_of_a_dropped_picture_and_says_what_it_lacks(client, engine):
+    page = Page(client)
+    photo, mask = Image.new("RGB", (8, 8)), Image.new("L", (8, 8), "white")
+    edit = engine.submit(Request("text", prompt="tree", seed=7, image=photo, mask_image=mask)).result(60)
+    read = engine.submit(Request("sizes", prompt="make it blue", seed=7, references=(photo,))).result(60)
+    lora = ["styles/mine.safetensors:0.5", "b:1"]
+    for picture, model, prompt, sentence in (
+        (grey(model="<janus>", prompt="fir", top_k=3), "text", "fir", "made by &lt;janus&gt;, which is not here"),
+        (
+            grey(model="runs/icons", prompt="a fir", lora=lora),
+            "icons",
+            "a fir",
+            "made with the adapter mine.safetensors:0.5 and b:1, and the model here has no adapter",
+        ),
+        (edit.images[0], "text", "tree", "load that one in the tab Edit"),
+        (read.images[0], "sizes", "make it blue", "add them"),
+    ):
+        found = page.drop(pictures.png(picture))
+        assert sentence in json.dumps(found) and not any(str(value).startswith("?") for value in found)
+        assert [page.form[label] for label in ("Model", "Prompt", "Seed")] == [model, prompt, 7]
+
+
+def test_a_dropped_picture_is_made_again_with_the_adapters_that_the_demo_has(tmp_path):
+    pytest.importorskip("peft", reason="the extra `lora` is not installed")
+    pipe = tiny_llamagen.text_pipeline()
+    save_file(adapter(pipe), tmp_path / "mine.safetensors")
+    file = str(tmp_path / "mine.safetensors")
+    pipe.load_lora_weights(file, adapter_name=name_in_pipeline("mine"))
+    adapters = active_adapters("text", [f"mine={file}:0.5"])
+    with closing(Engine(dict.fromkeys(adapters, pipe), adapters=adapters)) as engine:
+        for model in adapters:
+            picture = engine.submit(Request(model, prompt="tree", seed=7)).result(60).images[0]
+            (tmp_path / "made.png").write_bytes(pictures.png(picture))
+            query, lacks = links.query_of_picture(tmp_path / "made.png", engine)
+            assert query["model"] == model and lacks == []
+            again = engine.submit(links.from_query(query, engine)).result(60)
+            assert again.images[0].tobytes() == picture.tobytes()
+
+
+def test_a_dropped_picture_may_name_its_class(tmp_path, engine):
+    (tmp_path / "made.png").write_bytes(pictures.png(grey(model="names", class_label="Tinca tinca")))
+    query, lacks = links.query_of_picture(tmp_path / "made.png", engine)
+    assert links.from_query(query, engine).class_label == 0 and lacks == []
 
 
 def test_a_link_without_its_references_waits_for_them(client, engine):

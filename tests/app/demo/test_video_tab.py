@@ -1,6 +1,7 @@
 """The demo's videos: frames appear when their tokens are decided, one video at a time."""
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def test_a_closed_run_stops_and_makes_room(pipe, maker):
     assert list(maker.run(VideoRequest("video", "a blue book")))[-1].finished
 
 
+def test_a_video_waits_for_another_one_and_says_so(maker, monkeypatch):
+    monkeypatch.setattr(videos, "PAUSE", 0.01)
+    with closing(maker.run(VideoRequest("video", "a red heart"))) as first:
+        next(first)
+        waiting = maker.run(VideoRequest("video", "a blue book"))
+        assert next(waiting) is next(waiting) is videos.WAITING
+        assert "waits for it" in status_of(videos.WAITING)
+    assert next(waiting) is not videos.WAITING and list(waiting)[-1].finished
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -125,6 +136,11 @@ def engine():
     engine.close()
 
 
+def function(demo: gr.Blocks, name: str):
+    """The page's function for a method of the tab."""
+    return next(one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == f"VideoTab.{name}")
+
+
 def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     calls, run = [], maker.run
@@ -134,7 +150,9 @@ def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
     assert "Video" not in [block.label for block in build_demo(engine).blocks.values() if isinstance(block, gr.Tab)]
     demo = build_demo(engine, maker)
     assert "Video" in [block.label for block in demo.blocks.values() if isinstance(block, gr.Tab)]
-    [opening] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "").endswith("<locals>.open_tab")]
+    # A component that is made for an update while the page is built would be on the page.
+    assert [block.value for block in demo.blocks.values() if isinstance(block, gr.Button)].count("Run") == 1
+    opening = function(demo, "_open")
     named = {block.elem_id: block for block in opening.outputs}
     first = list(opening.fn(False))
     assert len(first) > 2 and len(first[-1][named["frames"]]) == FRAMES and first[-1][named["video"]].visible
@@ -175,9 +193,7 @@ def test_a_film_of_several_clips_is_shown_pass_by_pass(tmp_path, monkeypatch, en
     monkeypatch.setattr(maker, "run", lambda request: (now for now in [*progress, last]))
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     demo = build_demo(engine, maker)
-    run, *_ = [
-        one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"
-    ]
+    run = function(demo, "_generate")
     named = {block.elem_id: block for block in run.outputs}
     updates = list(run.fn("film", "a fox", "next-scale", 0, None, "17"))
     with Image.open(updates[-1][named["video"]].value["path"]) as film:
