@@ -6,20 +6,20 @@ import torch
 from families import EVERY, one_of_each_kind
 from PIL import Image
 
-from arimage.cli import main as cli
+from arimage.cli import generate as generating
 
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_every_command_of_a_family_runs(family, run, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    load, loaded = cli.load_pipeline, []
+    load, loaded = generating.load_pipeline, []
 
     def load_pipeline(*arguments, **options):
         loaded.append(load(*arguments, **options))
         return loaded[-1]
 
-    monkeypatch.setattr(cli, "load_pipeline", load_pipeline)
+    monkeypatch.setattr(generating, "load_pipeline", load_pipeline)
     pipe = EVERY[family]()
     pipe.save_pretrained("model")
     height, width = pipe.image_sizes[0]

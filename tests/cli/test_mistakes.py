@@ -10,7 +10,7 @@ from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.auto import decodings_of, packaged_folders
-from arimage.cli import main as cli
+from arimage.cli import generate as generating
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def models(tmp_path_factory):
 @pytest.fixture
 def unloaded(monkeypatch):
     """No model may be loaded."""
-    monkeypatch.setattr(cli, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(generating, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
 
 
 @pytest.mark.every(4)
@@ -170,16 +170,16 @@ def test_a_bug_is_distinguished_from_a_mistake(run, refused, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "load_pipeline", bug)
+    monkeypatch.setattr(generating, "load_pipeline", bug)
     with pytest.raises(RuntimeError):
         run("generate", "x")
     # Raised by this test, and so not by arimage.
-    monkeypatch.setattr(cli, "load_pipeline", value_error)
+    monkeypatch.setattr(generating, "load_pipeline", value_error)
     assert "unexpected ValueError" in refused("generate", "x")
     monkeypatch.setenv("ARIMAGE_TRACEBACK", "1")
     with pytest.raises(ValueError, match="invalid literal"):
         run("generate", "x")
-    monkeypatch.setattr(cli, "load_pipeline", interrupted)
+    monkeypatch.setattr(generating, "load_pipeline", interrupted)
     assert run("generate", "x")[0] == 130
 
 

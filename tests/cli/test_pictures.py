@@ -93,7 +93,7 @@ def test_without_a_mask_the_transparent_part_of_the_image_is_generated_again(gen
     ],
 )
 def test_masks_are_refused_before_the_model_is_loaded(refused, options, mask, message, monkeypatch, tmp_path):
-    for module in ("main", "options"):
+    for module in ("generate", "options"):
         monkeypatch.setattr(f"arimage.cli.{module}.load_pipeline", lambda *_, **__: pytest.fail("it was loaded"))
     save(Image.fromarray(SHOWN))
     save(mask or Image.effect_noise((SIZE, SIZE), 50), "mask.png")

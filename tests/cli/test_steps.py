@@ -15,7 +15,7 @@ class Loaded(Exception):
 @pytest.mark.parametrize(
     ("command", "module"),
     [
-        ("generate tree", "arimage.cli.main"),
+        ("generate tree", "arimage.cli.generate"),
         ("bench", "arimage.eval.commands"),
         ("eval generate --prompts emoji --out out", "arimage.eval.commands"),
         ("serve --port 0", "arimage.app.engine.models"),

@@ -12,6 +12,7 @@ from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.llamagen import tiny as tiny_llamagen
 
+from arimage.cli import generate as generating
 from arimage.cli import main as cli
 
 
@@ -48,7 +49,7 @@ def standard_input(tmp_path):
     [["generate", ""], ["generate", " \t"], ["generate", "tree", ""], ["bench", "--prompt", "tree", "--prompt", " "]],
 )
 def test_an_empty_prompt_is_refused_before_the_model_is_loaded(refused, monkeypatch, arguments):
-    monkeypatch.setattr(cli, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(generating, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
     assert "the prompt is empty: say what to generate" in refused(*arguments)
     assert not Path("outputs").exists()
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageSequence
 from pipelines.cosmos import tiny as tiny_cosmos
 
-from arimage.cli import main as cli
+from arimage.cli import generate as generating
 from arimage.media import files as media
 
 
@@ -106,7 +106,7 @@ def test_wrong_options_are_refused(refused, words, picture, options, message, tm
 
 def test_mp4_needs_its_extra(refused, words, picture, monkeypatch):
     monkeypatch.setattr(media, "can_write_mp4", lambda: False)
-    monkeypatch.setattr(cli, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(generating, "load_pipeline", lambda *_, **__: pytest.fail("the model was loaded"))
     for options in (["--image", picture, "--out", "x.mp4"], ["--video", "x.mp4"]):
         assert "x.mp4, which needs imageio: pip install 'arimage[video]'" in refused(*words(*options))
 
