@@ -293,7 +293,10 @@ def test_class_labels_that_are_no_ids_are_refused(pipes, name, value):
 
 @pytest.mark.parametrize(
     ("embeds", "mask", "argument"),
-    [("x", MASK, "prompt_embeds"), (EMBEDS[:0], MASK[:0], "prompt_embeds"), (EMBEDS, "x", "prompt_attention_mask")],
+    [
+        *((embeds, MASK, "prompt_embeds") for embeds in ("x", EMBEDS[:0], EMBEDS.long(), EMBEDS + 0j)),
+        *((EMBEDS, mask, "prompt_attention_mask") for mask in ("x", 2 * MASK, 0.5 * MASK, -MASK)),
+    ],
 )
 @pytest.mark.parametrize("name", ["llamagen-text", "var-text"])
 def test_prompt_embeds_that_are_no_tensors_are_refused(pipes, name, embeds, mask, argument):

@@ -162,9 +162,10 @@ class CosmosPipeline(ARPipeline):
             return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
         assert prompt_embeds is not None
         width = self.transformer.config.context_dim
-        shape = prompt_embeds.shape if isinstance(prompt_embeds, torch.Tensor) else ()
+        floats = isinstance(prompt_embeds, torch.Tensor) and prompt_embeds.is_floating_point()
+        shape = prompt_embeds.shape if floats else ()
         if len(shape) != 3 or shape[2] != width or 0 in shape:
-            raise ValueError(f"prompt_embeds are {describe(prompt_embeds)}: give a tensor [B, S, {width}]")
+            raise ValueError(f"prompt_embeds are {describe(prompt_embeds)}: give a tensor of floats [B, S, {width}]")
         return len(prompt_embeds)
 
     def check_size(

@@ -71,19 +71,24 @@ def check_text_encoder_loaded(tokenizer: Any, text_encoder: Any) -> None:
 def check_embeds(name: str, embeds: Any, mask: Any, width: int, lengths: range, needs_mask: bool = False) -> int:
     """Check embeddings [B, P, width] of texts, of which P is among `lengths`, and their mask [B, P], padded on the
     right, None if all tokens are read; return B. `name` is that of the argument without _embeds."""
-    expected = f"a tensor [B, {lengths[0] if len(lengths) == 1 else 'P'}, {width}]"
+    expected = f"a tensor of floats [B, {lengths[0] if len(lengths) == 1 else 'P'}, {width}]"
     if len(lengths) > 1:
         expected += f" of at most {lengths[-1]} tokens"
-    shape = tuple(embeds.shape) if isinstance(embeds, torch.Tensor) else ()
+    shape = tuple(embeds.shape) if isinstance(embeds, torch.Tensor) and embeds.is_floating_point() else ()
     if len(shape) != 3 or shape[2] != width or shape[1] not in lengths or not shape[0]:
         raise ValueError(f"{name}_embeds are {shape or describe(embeds)}: give {expected}")
     if mask is None and not needs_mask:
         return len(embeds)
     if mask is None or not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
         raise ValueError(f"{name}_attention_mask must be [B, {shape[1]}], like {name}_embeds")
-    if not mask[:, 0].all() or (mask.int().diff() > 0).any():
+    if not is_mask(mask) or not mask[:, 0].all() or (mask.int().diff() > 0).any():
         raise ValueError(f"{name}_attention_mask must be ones, at least one per row, and then zeros: pad on the right")
     return len(embeds)
+
+
+def is_mask(mask: torch.Tensor) -> bool:
+    """Whether all numbers are 0 or 1."""
+    return bool(((mask == 0) | (mask == 1)).all())
 
 
 def check_one_of(**given) -> None:
@@ -128,7 +133,7 @@ def check_token_ids(
     mask_name = name.replace("input_ids", "attention_mask")
     if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
         raise ValueError(f"{mask_name} is {describe(mask)}: give one of {tuple(ids.shape)}, like {name}")
-    if not ((mask == 0) | (mask == 1)).all() or not mask.any(1).all():
+    if not is_mask(mask) or not mask.any(1).all():
         raise ValueError(f"{mask_name} must be zeros and ones, at least one per row")
     if last is not None and (not mask[:, -1].all() or (mask.int().diff() < 0).any()):
         raise ValueError(f"{mask_name} must be zeros and then ones: pad on the left")

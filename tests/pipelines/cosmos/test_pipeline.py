@@ -138,7 +138,10 @@ def test_wrong_arguments_are_refused(pipes, arguments, message):
     ("arguments", "message"),
     [
         ({}, "either a prompt or prompt_embeds"),
-        ({"prompt_embeds": torch.zeros(1, 5, 17)}, r"prompt_embeds are .*\(1, 5, 17\): give a tensor \[B, S, 16\]"),
+        (
+            {"prompt_embeds": torch.zeros(1, 5, 17)},
+            r"prompt_embeds are .*\(1, 5, 17\): give a tensor of floats \[B, S, 16\]",
+        ),
         ({"prompt": ["a"] * 3, "tokens": tiny_cosmos.given(2)}, "holds 2 for 3 videos|holds 3 for 2"),
     ],
 )
