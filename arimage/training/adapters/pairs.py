@@ -71,7 +71,7 @@ def _rows(data: str, alike: bool, numbers: bool) -> Iterator[tuple[str, dict[str
     names = source.classes if source.labelled else None
     if source.labelled and names is None and not (numbers or alike):
         raise ValueError(
-            f"{data} has classes without names, and the model reads captions: give captions, or one for all as --caption"
+            f"{data} has classes without names, and the model reads captions: give captions, or --caption for all"
         )
     for where, file, text in source.read():
         yield where, file, text.split(SEPARATOR) if names is None else [names[int(text)]]
