@@ -129,7 +129,7 @@ class TokenTask(nn.Module):
             names = f"those are {', '.join(heldout)}" if any(heldout) else "there is none: give --heldout"
             raise ValueError(f"best is {settings.best!r}, which is not the name of a held-out set, and {names}")
         if reads_text(pipe):
-            # A report is too late to learn that a prompt is no class, or that the decoding does not run.
+            # A report is too late to learn that a prompt is not a class, or that the decoding does not run.
             prompts = with_ids(pipe, prompts)
             with torch.no_grad():
                 model = pipe.prepare(**condition_of(pipe, prompts or [caption])).model
