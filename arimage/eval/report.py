@@ -285,7 +285,7 @@ def _described(entry: dict) -> str:
     text = f"{images_text(entry)} against {entry['reference']}"
     if entry["space"]:
         space = entry["space"]
-        # Of a digest its beginning; some spaces have no weights.
+        # A digest is shortened; a space without weights has a sentence in its place.
         weights = space["sha256"] if " " in space["sha256"] else space["sha256"][:8]
         text += f", {space['name']} {weights}, resize {space['resize']}"
     if "size" in entry:

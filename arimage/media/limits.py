@@ -17,8 +17,8 @@ MAX_ANIMATED_PIXELS = 2**28
 # Of the frames of a video that are read: 3 GB.
 MAX_VIDEO_PIXELS = 2**30
 
-# Of an image that is to cover a size, a side that is so many times longer than what is shown of it is cropped before
-# it is resized, to this many pixels more than that on either side, times what it shrinks by.
+# Where an image is resized to cover a size, a side more than `LONG` times as long as its shown part is cropped first.
+# On either side of that part `MARGIN` pixels stay for the filter, times the factor that the image shrinks by.
 LONG, MARGIN = 8, 8
 
 # The markers of JPEG data that begin a segment, and that of its end; others are stuffing, fill bytes and restarts.
@@ -112,8 +112,9 @@ def check_pixels(name: str, image: Image.Image, frames: int = 1) -> None:
 
 
 def shown_part(given: tuple[int, int], size: tuple[int, int]) -> tuple[slice, slice]:
-    """The rows and columns of an image of `given` height and width that are needed of it, resized to cover `size` and
-    cropped around its centre: all of them but of very long images, which would take gigabytes meanwhile."""
+    """The rows and columns that are needed of an image of `given` height and width, which is resized to cover `size`
+    and cropped around its centre: all of them, except of a very long image, which would take gigabytes when resized.
+    """
     scale = max(wanted / there for wanted, there in zip(size, given, strict=True))
     margin = MARGIN * max(1, 1 / scale)
     found = []

@@ -45,7 +45,7 @@ class Metadata(BaseModel):
         version: of arimage.
         model: its name, folder or Hub id; of a folder with an absolute path the last part only.
         prompt, class_label: one of them, or neither for a video that continues something.
-        prompts, class_labels: in their place, the several of a sheet, which has equally many images of each.
+        prompts, class_labels: in their place, those of a sheet of several, with equally many images of each.
         seed: of the picture, or of the first of several on a sheet.
         count: how many there are on a sheet.
         batch_size: how many images were generated at a time, as copies of one give its bits again.

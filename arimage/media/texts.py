@@ -78,7 +78,7 @@ def read_table(path: Path) -> list[tuple[str, dict]]:
     try:
         for row in lines:
             if None in row or None in row.values():
-                raise ValueError(f"{path} has other columns in line {lines.line_num}: write one cell for each")
+                raise ValueError(f"{path} has too few or many cells in line {lines.line_num}: write one per column")
             rows.append((f"line {lines.line_num}", row))
     except csv.Error as error:
         raise ValueError(f"{path} cannot be read in line {lines.line_num} ({error}): correct it") from error

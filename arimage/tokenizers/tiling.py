@@ -80,7 +80,7 @@ def check_sides(pixels: torch.Tensor, factor: int, what: str = "images", model: 
 
 
 def check_encoded(latents: torch.Tensor) -> torch.Tensor:
-    """Latents that an encoder gives, which have a nearest code whatever they are.
+    """The latents of an encoder. Those that are not finite have a nearest code too, so nothing later would fail.
 
     Raises:
         ValueError: if they are not finite.

@@ -51,8 +51,8 @@ def condition_of(pipe: ARPipeline, captions: list[str]) -> dict:
 
 
 def with_ids(pipe: ARPipeline, texts: Iterable[str]) -> list[str]:
-    """Texts as `condition_of` reads them: where one is the name of a class of the model, which may be a number or a
-    list of synonyms, its id in digits."""
+    """Texts for `condition_of`: the name of a class of the model, which may be a number or a list of synonyms, becomes
+    its id in digits."""
     names = pipe.class_names or []
     count = Counter(names)
     ids = {name: str(number) for number, name in enumerate(names) if count[name] == 1}
@@ -60,7 +60,7 @@ def with_ids(pipe: ARPipeline, texts: Iterable[str]) -> list[str]:
 
 
 def with_names(pipe: ARPipeline, texts: Iterable[str]) -> list[str]:
-    """Texts to be read by users: where one is the id of a class that has a name, this."""
+    """Texts for users: the id of a class becomes its name, if it has one."""
     named = {str(number): name for number, name in enumerate(pipe.class_names or ())}
     return [named.get(text, text) for text in texts]
 

@@ -50,7 +50,7 @@ class FolderImages:
         return sum(place in theirs for place in self.places()) if theirs else 0
 
     def places(self) -> Iterator[str]:
-        """Where each image is, whatever folder above it is named."""
+        """The path of each image, without links to the folders above it."""
 
         @functools.cache
         def resolved(place: str) -> str:

@@ -86,7 +86,9 @@ def check_resumed(out: Path, settings: dict, done: int | None) -> None:
             except (TypeError, LookupError) as error:
                 raise ValueError(f"{path} has restarts or stages of a wrong type: {remedy}") from error
             remedy = f"ask for the same, give another --out, or delete {out} to begin again"
-            check_same(path, before, _until(settings, done), remedy=remedy)
+            # Runs of earlier versions do not say everything.
+            known = {name: value for name, value in settings.items() if name in old}
+            check_same(path, before, _until(known, done), remedy=remedy)
         write_whole(path, lambda file: file.write_text(to_json(settings), encoding="utf-8"))
     wait_for_all()
 

@@ -112,7 +112,7 @@ def test_json_that_others_would_read_otherwise_is_refused(text, reason):
         ('{"file_name": "a.png", "text": "x", "score": NaN}', "not finite in line 2"),
         ('{"file_name": "a.png", "text": "x", "text": "y"}', "line 2 of .*'text' is there twice"),
         ('{"file_name": "a.png"}', "line 2 of .* has no text"),
-        ('{"file_name": 3, "text": "x"}', 'line 2 of .* has no "file_name"'),
+        ('{"file_name": 3, "text": "x"}', "line 2 of .* has no file_name"),
         ('{"file_name": "b.png", "text": "x"}', "line 2 of .* names b.png, which is not there"),
         ('{"file_name": "../b.png", "text": "x"}', "line 2 of .* names ../b.png, which is outside"),
         ('{"file_name": "a.png", "text": "\\ud83d"}', "line 2 of .* holds half a surrogate pair"),

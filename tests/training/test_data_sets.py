@@ -99,12 +99,12 @@ def test_images_that_metadata_does_not_list_are_named(tmp_path, caplog):
         open_source(str(data))
 
 
-def test_captions_may_be_in_a_table_of_commas(tmp_path):
+def test_captions_may_be_in_metadata_csv(tmp_path):
     data = images(tmp_path, "a.png", "in/b.png")
     (data / "metadata.csv").write_text('file_name,text\nin/b.png,"two, and\nmore"\na.png,one\n')
     assert texts(data) == ["one", "two, and\nmore"]
     for line, reason in (
-        ("a.png", "metadata.csv has other columns in line 2"),
+        ("a.png", "metadata.csv has too few or many cells in line 2"),
         ('a.png,"x', "metadata.csv cannot be read"),
         ("c.png,x", "line 2 of .*metadata.csv names c.png"),
     ):

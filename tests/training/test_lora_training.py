@@ -339,8 +339,10 @@ def test_classes_without_names_are_no_captions(tmp_path):
     images = [{"bytes": (tmp_path / "data" / f"{name}.png").read_bytes()} for name in ("one", "two")]
     pq.write_table(pa.table({"image": images, "label": [3, 1]}), tmp_path / "set.parquet")
     assert load_pairs(tmp_path / "set.parquet", (4, 4), numbers=True).captions == ["3", "1"]
-    with pytest.raises(ValueError, match="classes without names"):
-        load_pairs(tmp_path / "set.parquet", (4, 4))
+    assert load_pairs(tmp_path / "set.parquet", (4, 4), "ink").captions == ["ink", "ink"]
+    for caption in (None, "{} in ink"):
+        with pytest.raises(ValueError, match="classes without names"):
+            load_pairs(tmp_path / "set.parquet", (4, 4), caption)
 
 
 def test_a_rank_wider_than_the_layers_and_a_decoding_that_does_not_run_are_refused_before_training():

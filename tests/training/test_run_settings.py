@@ -166,6 +166,13 @@ def test_stages_that_have_not_begun_may_change(tmp_path):
     fit(Line(), LINE, tmp_path, about={"stages": [{"start": 2, "x": 1}, {"start": 5, "x": 3}]})
 
 
+def test_a_run_of_an_earlier_version_that_says_less_goes_on(tmp_path):
+    half(tmp_path)
+    fit(Line(), LINE, tmp_path, about={"arguments": {"heads": 2}})
+    with pytest.raises(ValueError, match="arguments.heads = 2 and you ask for 3"):
+        fit(Line(), LINE, tmp_path, about={"arguments": {"heads": 3}})
+
+
 def test_a_run_that_has_not_taken_a_step_takes_new_settings(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(Line(stop_at=0), LINE, tmp_path)

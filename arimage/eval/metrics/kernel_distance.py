@@ -70,15 +70,16 @@ def kernel_distance(
             return Estimate(float(values.mean()))
         # Subsets seldom hold several images of a prompt: all images against the last subset say how alike those are.
         x, y = features[chosen[-1][0]], reference[chosen[-1][1]]
-        likeness = kernel(features, x).mean(1) - kernel(features, y).mean(1)
+        parts = np.array_split(features, len(features) // ROWS + 1)
+        likeness = np.concatenate([kernel(part, x).mean(1) - kernel(part, y).mean(1) for part in parts])
         of_prompts, of_images = (clustered_variance(likeness, some)[0] for some in (prompts, None))
         variance *= max(1, of_prompts / of_images) if of_images else 1
     return Estimate(float(values.mean()), float(np.sqrt(variance + values.var() / subsets)))
 
 
 def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """(x . y / D + 1)^3 of all rows of [N, D] and [M, D], float64. Products are as precise as the features, which
-    rounds less than a mean of thousands of them varies."""
+    """(x . y / D + 1)^3 of all rows of [N, D] and [M, D], float64. Products have the precision of the features: their
+    rounding is far below the noise of a mean over thousands of them."""
     base = (x @ y.T).astype(np.float64) / x.shape[1] + 1
     # NumPy's power is many times slower.
     return base * base * base

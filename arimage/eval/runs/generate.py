@@ -337,7 +337,8 @@ def generate(run: Run, pipe: ARPipeline, batches: list[int] | None = None, rank:
     def finished() -> int:
         return sum(name.endswith(".png") for name in os.listdir(run.folder / IMAGES))
 
-    batches, told = missing_batches(run) if batches is None else batches, rank > 0
+    batches = missing_batches(run) if batches is None else batches
+    told = rank > 0
     with progress_bar(
         total=len(run.rows), initial=finished(), unit="image", desc=run.folder.name, disable=rank > 0
     ) as progress:

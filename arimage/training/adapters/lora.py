@@ -183,7 +183,7 @@ class LoraTask(nn.Module):
         prior = prior and replace(prior, captions=with_ids(pipe, prior.captions))
         prompts = with_ids(pipe, prompts)
         if pipe.num_classes is not None:
-            # A step, or a report, is too late to learn that one is no class.
+            # A step or a report is too late to learn that a caption is not a class.
             every = [*data.captions, *(prior.captions if prior else ()), *prompts]
             pipe.prepare(**condition_of(pipe, list(dict.fromkeys(every))))
         heldout, trained = split_pictures(data, settings.seed)

@@ -46,8 +46,7 @@ def load_pairs(data: str | Path, size: tuple[int, int], caption: str | None = No
             each.
         caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture of a
             folder needs one.
-        numbers: whether classes without names give their ids as captions, for a model of classes; else they are
-            refused.
+        numbers: whether classes without names give their ids as captions, for a model of classes.
 
     Raises:
         ValueError: if there are no pictures, or one cannot be read or has no caption.
@@ -70,7 +69,9 @@ def _rows(data: str, alike: bool, numbers: bool) -> Iterator[tuple[str, dict[str
         return
     source = open_source(data)
     names = source.classes if source.labelled else None
-    if source.labelled and names is None and not numbers:
-        raise ValueError(f"{data} has classes without names, and the model reads captions: give captions")
+    if source.labelled and names is None and not (numbers or alike):
+        raise ValueError(
+            f"{data} has classes without names, and the model reads captions: give captions, or --caption for all"
+        )
     for where, file, text in source.read():
         yield where, file, text.split(SEPARATOR) if names is None else [names[int(text)]]

@@ -76,7 +76,7 @@ def captions_of(folder: Path, listing: Listing) -> tuple[list[Captioned], list[s
             where = f"{where} of {folder / table}"
             given = row.get("file_name")
             if not isinstance(given, str) or not given:
-                raise ValueError(f'{where} has no "file_name": write {{"file_name": "1.png"}}')
+                raise ValueError(f"{where} has no file_name: write the name of a file, such as 1.png")
             check_encodable(f"file_name in {where}", given)
             name = posixpath.normpath(PurePosixPath(table).parent / given)
             if name.startswith(("/", "../")):
@@ -88,7 +88,7 @@ def captions_of(folder: Path, listing: Listing) -> tuple[list[Captioned], list[s
                 name = path.relative_to(folder).as_posix()
             found.append(Captioned(name, where, row))
     if not found:
-        raise ValueError(f"{folder / metadata[0]} has no rows: write one object per line")
+        raise ValueError(f"{folder / metadata[0]} has no rows: write one per file")
     return sorted(found, key=lambda one: one.name.split("/")), metadata
 
 
@@ -265,7 +265,7 @@ def column_of(data: str, columns: list[str], given: str | None, usual: tuple[str
     if found is None:
         remedy = f"name that of its {option}s with --{option}"
         if given is None and usual == LABELS:
-            # Nor has it captions.
+            # It has no captions either.
             remedy = "call that of its captions text, or that of its classes label, or name it by --caption or --label"
         raise ValueError(f"{data} has the columns {', '.join(columns)}: {remedy}")
     return found

@@ -80,7 +80,7 @@ def open_source(
 
     Args:
         data: a folder with one folder of images per class, or with images or videos and a metadata.jsonl
-            (`file_name`, and `text` or another field) or a NAME.txt next to each; a folder or a pattern
+            or .csv (`file_name`, and `text` or another field) or a NAME.txt next to each; a folder or a pattern
             (`shards/*.tar`) of .parquet, .arrow or webdataset .tar files; or the id of a data set of the Hugging Face
             Hub. All files below a class's folder belong to it, and links are followed.
         videos: whether it has videos with captions, not images.

@@ -40,8 +40,8 @@ class MovingCodebook(nn.Module):
         self.register_buffer("codes", self.sums.clone())
 
     @property
-    def follows(self) -> bool:
-        """Whether it has moved towards any points."""
+    def moved(self) -> bool:
+        """Whether it has followed any points since its start."""
         return bool((self.counts != 1).any())
 
     def start(self, codes: torch.Tensor) -> None:

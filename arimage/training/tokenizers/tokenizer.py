@@ -72,11 +72,11 @@ class TokenizerTask(nn.Module):
         self.quantiser = QUANTISERS[type(model)](model, settings.codebook_decay)
         model.codebook.weight.requires_grad_(False)
 
-    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, part: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Images [B, 3, S, S] in [-1, 1], flipped and shifted at random, and the weights [B, 1, S, S] of their
         pixels."""
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
-        images, alpha = self.data.batch(step, self.settings.batch_size, generator)
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + part)
+        images, alpha = self.data.batch(part, self.settings.batch_size, generator)
         shift = self.settings.max_shift
         if torch.rand((), generator=generator) < 0.5:
             images, alpha = images.flip(-1), alpha.flip(-1)
@@ -96,20 +96,17 @@ class TokenizerTask(nn.Module):
         return self.model.decode_latents(latents.to(self.model.dtype)).float()
 
     @torch.no_grad()
-    def start_codebook(self, step: int) -> None:
-        latents = [self.encode(self.batch(step + i)[0]) for i in range(self.settings.kmeans_batches)]
+    def start_codebook(self, part: int) -> None:
+        latents = [self.encode(self.batch(part + i)[0]) for i in range(self.settings.kmeans_batches)]
         self.quantiser.start(torch.cat(latents), torch.Generator().manual_seed(self.settings.seed))
 
     @torch.no_grad()
     def update_codebook(self, part: int, points: torch.Tensor, codes: torch.LongTensor) -> None:
         settings, codebook = self.settings, self.quantiser.codebook
-        step, later = divmod(part, settings.optimizer.accumulate)
         codebook.update(points, codes)
-        if (
-            not later
-            and step % settings.restart_every == 0
-            and step < settings.restart_until * settings.optimizer.steps
-        ):
+        step, later = divmod(part, settings.optimizer.accumulate)
+        due = not later and step % settings.restart_every == 0
+        if due and step < settings.restart_until * settings.optimizer.steps:
             generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + part)
             codebook.restart(points, settings.dead_code_count, generator)
 
@@ -133,7 +130,7 @@ class TokenizerTask(nn.Module):
         images, weight = self.batch(part)
         step = part // self.settings.optimizer.accumulate
         # Where the step that started it was skipped, the next one does.
-        if step >= self.settings.codebook_start and not self.quantiser.codebook.follows:
+        if step >= self.settings.codebook_start and not self.quantiser.codebook.moved:
             self.start_codebook(part)
         latents = self.encode(images)
         figures = {}

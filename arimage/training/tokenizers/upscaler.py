@@ -97,14 +97,14 @@ class UpscalerTask(nn.Module):
         # Not a module: the tokenizer is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(vq=vq, near=near)
 
-    def batch(self, step: int) -> torch.Tensor:
+    def batch(self, part: int) -> torch.Tensor:
         """Images [B, 3, S, S] in [-1, 1] with the changes of the settings."""
-        settings, generator = self.settings, batch_generator(self.settings.seed, step)
+        settings, generator = self.settings, batch_generator(self.settings.seed, part)
 
         def happens(share: float) -> bool:
             return float(torch.rand((), generator=generator)) < share
 
-        images, alpha = self.data.batch(step, settings.batch_size, generator)
+        images, alpha = self.data.batch(part, settings.batch_size, generator)
         images, alpha = to_unit_range(images), alpha.float() / 255
         layers, size = torch.cat([images, alpha], dim=1), images.shape[-1]
         # White and transparent where the image ends.

@@ -196,7 +196,7 @@ def _conditions(index: Index) -> str:
 def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) -> ARPipeline:
     """A trained pipeline for the classes of a cache. If they are not as many as its own, or their names have other
     ids, the embeddings of those whose names it does not have are new. All other weights are kept, and so are image
-    tokenizer and upscaler, but no other parts; a decoding that needs one becomes the usual one of the family.
+    tokenizer and upscaler; other parts are left out, and a decoding that needs them becomes the family's usual one.
 
     Args:
         adapter: whether only an adapter is trained, which keeps the classes of its model.
@@ -215,7 +215,7 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
     if pipe.num_classes != count or any(new != old for new, old in same.items()):
         changed = _with_embeddings(pipe.components["transformer"], count, same)
         parts = {"transformer": changed} | {name: parts[name] for name in ("vq", "upscaler") if name in parts}
-    # As many classes without names are the model's own.
+    # Classes without names are the model's own if they are as many.
     names = own if names is None and pipe.num_classes == count else names
     kind: Any = type(pipe)
     new = kind(**parts, id2label=None if names is None else dict(enumerate(names)))
@@ -228,7 +228,7 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
 
 
 def _same_classes(pipe: ARPipeline, cache: TokenCache) -> dict[int, int]:
-    """The ids of classes of a cache whose names a model has, and those that it gives them."""
+    """The ids in a cache of the classes whose names a model has too, and their ids in the model."""
     own = {name: number for number, name in enumerate(pipe.class_names or ())}
     return {number: own[name] for number, name in enumerate(cache.index.classes or ()) if name in own}
 

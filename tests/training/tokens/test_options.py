@@ -74,6 +74,10 @@ def test_settings_prompts_and_kept_checkpoints(train, tmp_path):
     again = torch.load(run / "checkpoint.pt", weights_only=True)
     for one, other in zip(whole["weights"]["masters"], again["weights"]["masters"], strict=True):
         assert torch.equal(one, other)
+    # A kept checkpoint becomes the model without another step.
+    (model,) = (tmp_path / "run" / "model" / "transformer").glob("*.safetensors")
+    last = model.read_bytes()
+    assert train(*words, *kept, "--steps", 4, "--resume-from", "checkpoint-4")[0] == 0 and model.read_bytes() != last
     code, _, err = train(*words, *kept, "--resume-from", "checkpoint-2")
     assert code == 2 and "keeps checkpoint-4, checkpoint-6: give one of these" in err
 
