@@ -181,7 +181,7 @@ def _places(
     decoding: Decoding | None,
     kept: torch.BoolTensor | None,
 ) -> torch.LongTensor | None:
-    """`order_of` the groups that a decoding has in each image, whose tokens `kept` [B, N] are one of them."""
+    """`order_of`, for the groups that a decoding has in each image. The tokens `kept` [B, N] are one of them."""
     count = shape[0] * shape[1]
     if not isinstance(decoding, GroupDecoding) or order != "locality":
         return order_of(order, shape, seeds, LOCALITY.sizes(count), kept)
