@@ -116,7 +116,7 @@ class FlowDecoding(DecodingMethod):
     Attributes:
         window: guesses per step, >= 1.
         starts: the levels from which the forward passes of the student generate, see `FewStepDecoding`.
-        guesses: what guesses first: the "student", or for a teacher alone "random" numbers.
+        guesses: where the first guesses come from: the "student", or "random" numbers, for a teacher alone.
     """
 
     window: int = 32

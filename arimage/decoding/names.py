@@ -98,7 +98,7 @@ PARTS = {"acceptance": ACCEPTANCES, "sampler": ("HaltonDecoding", "ConfidenceDec
 
 
 def nearest_names(name: str, names: Iterable[str] = PRESETS) -> list[str]:
-    """Those of the names of decodings that are like a wrong one."""
+    """The names of decodings that are similar to a wrong one."""
     return get_close_matches(name, list(names), n=4, cutoff=0.5)
 
 

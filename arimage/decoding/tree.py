@@ -80,7 +80,7 @@ class TreeShape:
         level = torch.where(group < 2, group, 2 + (group - 2) // width)
         # The first candidate of the level before.
         before = torch.where(level < 3, level - 1, 2 + (level - 3) * width).clamp(min=0) * width
-        # The root and the rest of its group, of which the trees of finished images are made, count as its children.
+        # Trees of finished images consist of the root and the rest of its group, which count as its children.
         self._table = torch.stack([before, rank, group.clamp(min=1) - 1, level + 1])
         # The root comes first, since NaN is sorted before all numbers. The rest of its group come last: they are no
         # candidates.

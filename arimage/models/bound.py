@@ -98,8 +98,11 @@ class BoundNetwork:
         shared: bool = True,
         **options,
     ) -> tuple[Any, dict[str, torch.Tensor], Sequence[int]]:
-        """An empty cache of this kind for the layers of the network, or so many, with N or so many `slots`, of which a
-        prefill fills the first `filled`, and the conditions that it computes; see `Conditions.to_prefill`.
+        """An empty cache of this kind, and the conditions that a prefill computes; see `Conditions.to_prefill`.
+
+        Args:
+            layers, slots: how many the cache has, by default those of the network and N.
+            filled: how many of the first slots the prefill fills.
 
         Raises:
             ValueError: if the model is bound to another number of images.

@@ -154,7 +154,8 @@ class ModelMixin(diffusers.ModelMixin):
 
 
 class TransformerMixin(PeftAdapterMixin):
-    """What our transformers have in common. It comes before `ModelMixin` among their bases."""
+    """What our transformers have in common. Among their bases it comes before `ModelMixin`, whose defaults it
+    replaces."""
 
     _no_split_modules = ["Block"]
     _repeated_blocks = ["Block"]

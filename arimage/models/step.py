@@ -105,7 +105,7 @@ def begins_step(
     visible: torch.BoolTensor | None = None,
     runs: Callable[[Any], bool] = runs_step,
 ) -> bool:
-    """Whether the next forward pass of `networks` is a step, as it `runs` on each of them; the cache then has all its
+    """Whether the next forward pass is a step, which `runs` decides for each of `networks`. The cache then has all its
     slots."""
     # Slots of a tree say nothing about what they see.
     steps = (slots is None or visible is not None) and all(map(runs, networks))

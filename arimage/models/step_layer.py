@@ -84,8 +84,8 @@ def attend_layer(
     writes: bool = True,
 ) -> torch.Tensor:
     """The rows `hidden` [R, hidden_size] and what attention adds to them, in three launches if they are few, or four
-    with `sum_norms`. `keys` and `values` are all those that the cache has of the layer. It `writes` those of the rows
-    unless it projects queries alone."""
+    with `sum_norms`. `keys` and `values` are all those that the cache has of the layer. Those of the rows are written
+    to it if the layer `writes`; otherwise its only projection is that of queries."""
     norm, head_dim = layer.norms[0], layer.head_dim
     weights, scales = zip(*layer.projections, strict=True)
     scales = [each for each in scales if each is not None]

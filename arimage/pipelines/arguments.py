@@ -114,7 +114,7 @@ REMEDIES = {
     "num_inference_steps": "there is no scheduler, a step is one forward pass, and the decoding sets their number",
 }
 
-# Arguments of one value, which is compared with others.
+# Arguments that take one value. Comparisons of arrays have no truth value.
 SINGLE = ("height", "width", "ratio", "output_type", "sampler", "guidance_schedule")
 
 P = ParamSpec("P")

@@ -171,7 +171,11 @@ def test_without_an_image_tokenizer_calls_return_tokens():
         ({"order": "spiral"}, "order"),
         ({"order": torch.arange(N).expand(2, -1)}, "order"),
         ({"order": torch.zeros(N, dtype=torch.long)}, "order"),
-        ({"decoding": GroupDecoding((3, 4))}, "groups"),
+        ({"decoding": GroupDecoding((3, 4))}, "groups have 7 tokens"),
+        (
+            {"decoding": GroupDecoding((3, 4)), "order": "locality", **edit_of((0, 2), (1, 3), (0, 4))},
+            "groups have 7 tokens",
+        ),
         ({"decoding": "zipar"}, "raster"),
     ],
 )

@@ -357,7 +357,7 @@ def test_pixels_that_are_not_finite_are_an_error(output_type):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", BUILD)
-def test_given_pixels_that_an_encoder_makes_no_numbers_of_are_an_error(name):
+def test_encoded_pixels_that_are_not_finite_are_an_error(name):
     pipe = EVERY[name]()
     parts = [part for key, part in pipe.components.items() if key != "text_encoder" and hasattr(part, "named_modules")]
     encoders = [

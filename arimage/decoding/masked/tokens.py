@@ -82,7 +82,7 @@ class TokenSampler(DecodingMethod):
 
 
 class SampledDecoding(DecodingMethod):
-    """Base of the decodings whose tokens a `sampler` decides, in `steps` of which many evaluate less than its own."""
+    """Base of the decodings that decide tokens as a `sampler` does, in `steps` that often evaluate less."""
 
     steps: int | None
     sampler: Any

@@ -95,8 +95,9 @@ class ChameleonPipeline(ARImagePipeline):
         size = self.transformer.config.vocab_size
         count = check_token_ids("input_ids", input_ids, attention_mask, vocab_size=size)
         if attention_mask is not None:
-            order = attention_mask.to(input_ids.device).long().argsort(dim=1, stable=True)
-            input_ids, attention_mask = (part.gather(1, order.to(part.device)) for part in (input_ids, attention_mask))
+            attention_mask = attention_mask.to(input_ids.device)
+            order = attention_mask.long().argsort(dim=1, stable=True)
+            input_ids, attention_mask = input_ids.gather(1, order), attention_mask.gather(1, order)
         return count, input_ids, attention_mask
 
     def has_header(self, input_ids: torch.LongTensor) -> bool:

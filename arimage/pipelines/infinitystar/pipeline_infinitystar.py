@@ -401,11 +401,10 @@ def _text_of_film(text: str, num_frames: int, suffix: str | None) -> str:
 
 
 def _leave_out(condition: dict[str, torch.Tensor], empty: list[bool]) -> None:
-    """Let the rows of `empty` negative prompts have no text, in place, as they have where all of them are empty."""
+    """Give the rows of `empty` negative prompts no text, in place, as where all of them are empty."""
     if any(empty):
-        mask = condition["prompt_attention_mask"]
-        of_prompts, of_negatives = mask.chunk(2)
-        rows = torch.tensor(empty, device=mask.device).expand(len(of_prompts))
+        of_prompts, of_negatives = condition["prompt_attention_mask"].chunk(2)
+        rows = torch.tensor(empty, device=of_prompts.device)
         condition["unconditional"] = torch.cat([torch.zeros_like(rows), rows])
         of_negatives.copy_(torch.where(rows[:, None], of_prompts, of_negatives))
 

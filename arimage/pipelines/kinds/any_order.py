@@ -181,9 +181,10 @@ def _places(
     decoding: Decoding | None,
     kept: torch.BoolTensor | None,
 ) -> torch.LongTensor | None:
-    """`order_of` the groups that a decoding has in each image, whose tokens `kept` [B, N] are one of them."""
+    """`order_of`, for the groups that a decoding has in each image. The tokens `kept` [B, N] are one of them."""
     count = shape[0] * shape[1]
-    if not isinstance(decoding, GroupDecoding) or order != "locality":
+    # Groups that do not fit are refused later, by the decoding.
+    if order != "locality" or not isinstance(decoding, GroupDecoding) or sum(decoding.sizes(count)) != count:
         return order_of(order, shape, seeds, LOCALITY.sizes(count), kept)
     if kept is None:
         return order_of(order, shape, seeds, decoding.sizes(count))
