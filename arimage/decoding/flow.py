@@ -127,7 +127,7 @@ class FlowDecoding(DecodingMethod):
 
     @property
     def needs(self) -> Needs:
-        return {"vectors": ("token teacher",)} if self.guesses == "student" else TEACHER
+        return {"vectors": ("token teacher",), "tokens": ("student",)} if self.guesses == "student" else TEACHER
 
     def __post_init__(self):
         check_settings(self, {"window": 1}, {"guesses": get_args(Guesses)})

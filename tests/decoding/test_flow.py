@@ -151,7 +151,7 @@ def test_what_it_cannot_verify_is_refused(table_model):
     teacher, decoding = table_model(), FlowDecoding()
     student = Student(teacher)
     assert decoding.supports(student) is None and ALONE.supports(teacher) is None
-    assert "token by token" in decoding.supports(teacher) and "vectors" in ALONE.supports(student)
+    assert "set guesses to random" in decoding.supports(teacher) and "vectors" in ALONE.supports(student)
     student.teacher = None
     assert "teacher" in decoding.supports(student)
     blind = copy.copy(teacher)

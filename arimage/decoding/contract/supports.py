@@ -73,7 +73,7 @@ def traits_of(model: Model) -> Traits:
 
 Need = Literal[
     "raster", "one grid", "single tokens", "one order", "groups", "frames", "noise", "drafter", "denoiser",
-    "neighbours", "codebook", "refiner", "pruning", "token teacher",
+    "neighbours", "codebook", "refiner", "pruning", "token teacher", "student",
 ]  # fmt: skip
 Needs = Mapping[Kind, tuple[Need, ...]]
 """The kinds of model that a decoding can run on, each with what it needs from such a model."""
@@ -101,6 +101,7 @@ _LACKING: dict[Need, tuple[str, Any, str]] = {
     "pruning": ("prunes", True, "it cannot leave out cells of a scale: use next-scale without pruned"),
     "token teacher": ("teacher", "tokens",
         "it needs the teacher of the student, one that generates token by token: give the pipeline one"),
+    "student": ("teacher", "tokens", "it has no student: set guesses to random, or use sjd-coupled or the like"),
 }  # fmt: skip
 _REMEDIES: dict[Kind, str] = {
     "tokens": "it generates token by token: use ar, sjd-coupled or the like",
