@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # After so many failed requests in a row, the engine checks whether its models still work.
 FAILURES = 3
 # What a request is refused with that leaves a full queue.
-MADE_ROOM = "this request made room for one of another client, of which fewer are waiting: try again later"
+MADE_ROOM = "this request made room for one of a client with fewer waiting requests: try again later"
 
 
 def unloaded(model: str) -> str:
@@ -39,7 +39,7 @@ def unloaded(model: str) -> str:
 
 
 class Engine:
-    """Serves requests, first come, first served. Clients of which several requests wait take turns, image for image,
+    """Serves requests, first come, first served. Clients with several waiting requests take turns, image for image,
     and the last one of the client with the most leaves a full queue for one of a client with fewer. Images with the
     same model, decoding and size, all with or all without guidance, share a batch: an image begins as soon as another
     makes room, unless a request of another kind is first in the queue. Each image has its own seed and settings and
