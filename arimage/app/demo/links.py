@@ -85,9 +85,10 @@ def query_of_picture(path: Path, engine: Engine) -> tuple[dict[str, str], list[s
         lacks.append(
             f"The dropped picture was made by {made.model}, which is not here: Generate makes one of its prompt."
         )
-    if made.made_from == ["image"]:
+    info = engine.models.get(query["model"])
+    if made.made_from == ["image"] and info is not None and info.references:
         query[REFERENCES] = ""
-    elif made.made_from:
+    elif made.made_from and here:
         lacks.append("The dropped picture is an edit of another one: load that one in the tab Edit.")
     return query, lacks
 
