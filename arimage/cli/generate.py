@@ -245,10 +245,11 @@ def generate(
             "decoding": decoding or decoding_to_text(pipe.decoding),
             "lora": lora,
             "batch_size": at_a_time,
-            "made_from": [name for name, file in inputs.items() if file] or None,
+            "made_from": [name for name, file in inputs.items() if file],
         }
         conditions = [{"prompt": text} for text in texts] or [{"class_label": label} for label in labels] or [{}]
-        reads = bool(image and pipe.abilities.max_references)
+        # As `images_of` gives them.
+        reads = len(opened_images) > (mask_image is not None)
         notes, note = notes_of(pipe, given, conditions, images, seeds, reads)
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
     names = names or [(video or (image or [out])[0]).stem]

@@ -80,8 +80,8 @@ def notes_of(
     """The metadata of each image or video, and that of one sheet of all of them, None if its prompts are too long.
 
     Args:
-        given: the settings of the call by the names of `Metadata`, "model" and "lora" among them. Those that are None
-            or missing are the checkpoint's.
+        given: the settings of the call by the names of `Metadata`, "model", "lora" and "made_from" among them. Those
+            that are None or missing are the checkpoint's.
         conditions: the prompt or class of equally many images each.
         reads: whether the call has reference images.
     """
@@ -102,6 +102,7 @@ def notes_of(
         "height": shown.height,
         "width": shown.width,
         "num_frames": frames and len(frames),
+        "made_from": given["made_from"] or None,
     }
     each = len(images) // len(conditions)
     texts = [to_text(settings | conditions[i // each] | {"seed": seed}) for i, seed in enumerate(seeds)]

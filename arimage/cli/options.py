@@ -63,8 +63,8 @@ def check_models(models: str | list[str] | None) -> str | list[str] | None:
 
 
 def check_decodings(context: typer.Context, texts: str | list[str] | None) -> str | list[str] | None:
-    """The value of an option --decoding, after a check of its names, before the frameworks are imported, but for names
-    that are misspelt."""
+    """The value of an option --decoding, after a check of its names, which imports the frameworks only for a misspelt
+    one."""
     for text in [texts] if isinstance(texts, str) else texts or []:
         name, model = parse_decoding(text)[0], context.params.get("model")
         if model is not None and name not in PRESETS and nearest_names(name):
@@ -74,7 +74,8 @@ def check_decodings(context: typer.Context, texts: str | list[str] | None) -> st
 
 
 def _correct(name: str, model: str) -> None:
-    """Refuse a misspelt decoding by the nearest ones of the model, if it is on this machine. Its class tells them."""
+    """Refuse a misspelt decoding and name the nearest ones that the class of the model runs, if it is on this
+    machine."""
     folder = find_model(model)
     if folder is None:
         return
@@ -246,8 +247,8 @@ DecoderGuidanceScale = Annotated[
 
 
 def output(help: str, *suffixes: str):
-    """An option for a file that is written, whose name ends in one of `suffixes`, or without these for a folder. It is
-    checked before the frameworks are imported."""
+    """An option for a file that is written, whose name ends in one of `suffixes`, or without these for a folder. Its
+    value is checked before the frameworks are imported."""
 
     def check(option: typer.CallbackParam, path: Path | None) -> Path | None:
         if path is not None:
@@ -347,7 +348,7 @@ def fast_dtype(device: str):
 
     kind, index = torch.device(device).type, torch.device(device).index
     if kind == "cuda":
-        # It tells of the current device.
+        # It answers for the current device.
         with nullcontext() if index is None else torch.cuda.device(index):
             fast = torch.cuda.is_bf16_supported(including_emulation=False)
     elif kind == "cpu":

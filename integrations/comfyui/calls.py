@@ -21,8 +21,8 @@ PREVIEW_SHARE = 0.1
 
 
 class ArimageWeights(torch.nn.Module):
-    """The weights of a pipeline, for ComfyUI's memory manager. They are no submodules: the manager would move some
-    layers without the others, and a step needs all of them."""
+    """The weights of a pipeline, for ComfyUI's memory manager. They are not submodules: the manager would move
+    some layers without the others, and a step needs all of them."""
 
     def __init__(self, pipe):
         super().__init__()
@@ -182,11 +182,14 @@ def condition(pipe, prompts: list[str], count: int = 1) -> dict:
     return {"class_labels": [int(text) if text.strip().isdigit() else text.strip() for text in prompts]}
 
 
-def settings_of(model: LoadedModel, settings: dict, subjects: dict, images: torch.Tensor, seeds: list[int]) -> str:
+def settings_of(
+    model: LoadedModel, settings: dict, subjects: dict, images: torch.Tensor, seeds: list[int], reads: bool
+) -> str:
     """How each image [B, H, W, 3] was made, a line of JSON each, as all of arimage writes it into pictures.
 
     Args:
         subjects: the prompts or classes of the call, as `condition` returns them.
+        reads: whether the call has reference images.
     """
     from arimage.cli.made import notes_of
     from arimage.decoding import decoding_to_text
@@ -194,11 +197,9 @@ def settings_of(model: LoadedModel, settings: dict, subjects: dict, images: torc
     pipe = model.pipe
     [(name, values)] = subjects.items()
     conditions = [{name.replace("labels", "label"): value} for value in values]
-    reads = bool(settings["made_from"] and pipe.abilities.max_references)
-    loras = [f"{file}:{strength}" for file, strength in model.loras.values()] or None
     about = settings | {
         "model": model.name,
-        "lora": loras,
+        "lora": [f"{file}:{strength}" for file, strength in model.loras.values()],
         "decoding": settings["decoding"] or decoding_to_text(pipe.decoding),
         "batch_size": len(seeds),
     }

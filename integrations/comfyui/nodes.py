@@ -84,7 +84,7 @@ def seed_input():
 
 
 def number_input(name: str, most: int, step: float | None = None, about: str = ""):
-    """A setting of which -1 stands for the model's own, a whole number without a `step`."""
+    """A setting, a whole number unless it has a `step`; -1 stands for the model's own."""
     kind = io.Int if step is None else io.Float
     return kind.Input(name, default=-1, min=-1, max=most, step=step, tooltip=f"{about}-1: the model's")
 
@@ -260,9 +260,9 @@ class GenerateImages(io.ComfyNode):
         )
         images = to_batch(out.images)
         progress.finish(images[0])
-        made_from = [name for name in INPUTS if sources[name]] or None
-        made = chosen | {"decoding": decoding, "made_from": made_from}
-        texts = settings_of(model, made, subjects, images, out.seeds)
+        made = chosen | {"decoding": decoding, "made_from": [name for name in INPUTS if sources[name]]}
+        reads = bool(sources["image_reference"] or (pictures and not masks))
+        texts = settings_of(model, made, subjects, images, out.seeds, reads)
         tokens = GeneratedTokens(pipe, progress.call, progress.decoded)
         return io.NodeOutput(images, tokens, out.stats.summary, texts)
 

@@ -8,6 +8,7 @@ from adapters import adapter
 from families import EVERY, condition_of, one_of_each_kind, seeded
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
 
@@ -149,6 +150,19 @@ def test_names_of_users_stay_out_of_pictures(generate, models):
     assert found_in(path)["model"] == "text" and found_in(path)["lora"] == ["style.safetensors:0.5"]
 
 
+def test_an_edit_without_references_has_the_guidance_of_all_calls(generate):
+    pipe = tiny_emu35.pipeline()
+    pipe.save_pretrained("reader")
+    Image.new("RGB", pipe.image_sizes[0][::-1], "grey").save("photo.png")
+    Image.new("L", pipe.image_sizes[0][::-1], "white").save("mask.png")
+    inputs = ["--image", "photo.png", "--mask-image", "mask.png"]
+    guidance = [pipe.reference_guidance_scale, pipe.generation_config["guidance_scale"]]
+    made = [generate("x", "--model", "./reader", *inputs[:count], "--out", f"{count}.png")[0][0] for count in (2, 4)]
+    assert [found_in(path)["guidance_scale"] for path in made] == guidance and guidance[0] != guidance[1]
+    (again,), _ = generate("--from", made[1], *inputs, "--out", "again.png")
+    assert again.read_bytes() == made[1].read_bytes()
+
+
 def test_a_picture_of_another_version_says_so(generate, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(metadata, "__version__", "0.0.7")
@@ -162,7 +176,8 @@ def test_settings_of_every_kind_of_model_are_taken_back(name, tmp_path):
     given = condition_of(pipe)
     out = pipe(**given, generator=seeded(5), output_type="pil")
     names = (*pipe.generation_config, "order", "negative_prompt")
-    settings = {name: None for name in names if name in metadata.Metadata.model_fields} | {"model": name, "lora": None}
+    settings = {name: None for name in names if name in metadata.Metadata.model_fields}
+    settings |= {"model": name, "lora": None, "made_from": None}
     (text,), _ = notes_of(pipe, settings, [{}], out[0], out.seeds, False)
     taken = json.loads(text) | {"version": "x"}
     again = pipe(

@@ -25,12 +25,12 @@ from ..server.uvicorn_server import Server, check_free, serve_until_stopped
 from . import markup
 from .api import add_endpoints
 from .controls import AT_ONCE, GENERATES
-from .edit_tab import edit_tab
+from .edit_tab import EditTab
 from .gallery_tab import gallery_tab
 from .gate import Gate
 from .generate_tab import GenerateTab
 from .inputs import Demo
-from .race_tab import Comparison, race_tab
+from .race_tab import Comparison, RaceTab
 from .video_tab import VideoTab
 
 
@@ -61,10 +61,10 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
                 prompts.append((tab, generate.subject.prompt))
             if any(len(info.decodings) > 1 for info in engine.models.values()):
                 with gr.Tab("Race") as tab:
-                    prompts.append((tab, race_tab(engine, comparison).prompt))
+                    prompts.append((tab, RaceTab(engine, comparison).subject.prompt))
             if any(info.edits for info in engine.models.values()):
                 with gr.Tab("Edit") as tab:
-                    prompts.append((tab, edit_tab(engine, generate.last).prompt))
+                    prompts.append((tab, EditTab(engine, generate.last).subject.prompt))
             if videos is not None:
                 with gr.Tab("Video") as tab:
                     VideoTab(videos, tab)

@@ -20,9 +20,9 @@ UPLOAD = "/gradio_api/upload"
 # Bytes of a body, and of the files of one upload, which may take as long to arrive.
 MAX_BODY, MAX_UPLOAD = 2**20, 2**25
 BODY_SECONDS = 60
-# Bytes of all files that are kept, uploads and results; older files make room for newer ones. Results do so at the
-# next request, but the folder is not read more often than this.
+# Bytes of all files that are kept, uploads and results; older files make room for newer ones.
 MAX_KEPT = 2**29
+# Seconds between two looks for too many results.
 PAUSE = 10.0
 
 
@@ -35,8 +35,7 @@ class Gate:
     """
 
     def __init__(self, app, folder: Path):
-        self.app, self.folder, self.arriving = app, folder, 0
-        self.next_look = 0.0
+        self.app, self.folder, self.arriving, self.next_look = app, folder, 0, 0.0
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":

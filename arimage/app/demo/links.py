@@ -74,18 +74,21 @@ def query_of_picture(path: Path, engine: Engine) -> tuple[dict[str, str], list[s
     here = {name: _names(its["lora"]) for name, its in ours.items() if its["model"] in models}
     others = [name for name, info in engine.models.items() if info.classes is None]
     if here:
-        query["model"] = next((name for name in here if here[name] == adapters), next(iter(here)))
-        if here[query["model"]] != adapters:
-            model = f"the model here has {here[query['model']]}"
-            lacks.append(f"The dropped picture was made with {adapters}, and {model}: Generate makes another one.")
+        query["model"], has = next((pair for pair in here.items() if pair[1] == adapters), next(iter(here.items())))
+        if has != adapters:
+            lacks.append(
+                f"The dropped picture was made with {adapters}, and the model here has {has}: Generate makes another "
+                "one."
+            )
     elif "prompt" in query and others:
         query = {"model": others[0], "prompt": query["prompt"], "seed": query["seed"]}
         lacks.append(
             f"The dropped picture was made by {made.model}, which is not here: Generate makes one of its prompt."
         )
-    if made.made_from == ["image"]:
+    info = engine.models.get(query["model"])
+    if made.made_from == ["image"] and info is not None and info.references:
         query[REFERENCES] = ""
-    elif made.made_from:
+    elif made.made_from and here:
         lacks.append("The dropped picture is an edit of another one: load that one in the tab Edit.")
     return query, lacks
 

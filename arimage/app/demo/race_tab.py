@@ -99,46 +99,77 @@ def parse_run(engine: Engine, model: str, value: str) -> tuple[str, str]:
     return (other, decoding) if other in engine.models else (model, value)
 
 
-def race_tab(engine: Engine, comparison: Comparison) -> Subject:
-    """Build the tab and return its model and prompt."""
-    first = next(iter(engine.models))
-    with gr.Row():
-        subject = Subject(engine)
-        seed = seed_input("The same for all of them.")
-    with gr.Row():
-        decodings = gr.Dropdown(
-            run_choices(engine, first),
-            value=some_runs(engine, first),
-            label="Decodings",
-            info=f"2 to {SLOTS} ways to generate the image.",
-            multiselect=True,
-            max_choices=SLOTS,
-            scale=4,
-            min_width=300,
-            elem_id="decodings",
-        )
-        with gr.Column(min_width=160, elem_classes="at-end"):
-            actions = GenerateAndStop(engine, "Race", "race")
-    status = gr.HTML(markup.RACE, elem_id="race-status")
-    film = gr.Image(visible=False, show_label=False, buttons=[], elem_id="film")
-    download = gr.DownloadButton("Download the race", size="sm", visible=False, elem_id="download-race")
-    with gr.Row(elem_classes="cards"):
-        cards = [gr.HTML(visible=False, min_width=220, elem_id=f"card-{i}") for i in range(SLOTS)]
-    legend = gr.HTML(markup.LEGEND, visible=False)
-    narrow = gr.Number(0, label="Narrow", precision=0, visible=False)
+class RaceTab:
+    """The tab.
 
-    def generate(submit, model, prompt, class_label, decodings, seed, narrow) -> Iterator[dict]:
+    Attributes:
+        subject: its model and its prompt or class.
+    """
+
+    def __init__(self, engine: Engine, comparison: Comparison):
+        self._engine, self._comparison = engine, comparison
+        first = next(iter(engine.models))
+        with gr.Row():
+            self.subject = Subject(engine)
+            seed = seed_input("The same for all of them.")
+        with gr.Row():
+            self._decodings = gr.Dropdown(
+                run_choices(engine, first),
+                value=some_runs(engine, first),
+                label="Decodings",
+                info=f"2 to {SLOTS} ways to generate the image.",
+                multiselect=True,
+                max_choices=SLOTS,
+                scale=4,
+                min_width=300,
+                elem_id="decodings",
+            )
+            with gr.Column(min_width=160, elem_classes="at-end"):
+                self._actions = GenerateAndStop(engine, "Race", "race")
+        self._status = gr.HTML(markup.RACE, elem_id="race-status")
+        self._film = gr.Image(visible=False, show_label=False, buttons=[], elem_id="film")
+        self._download = gr.DownloadButton("Download the race", size="sm", visible=False, elem_id="download-race")
+        with gr.Row(elem_classes="cards"):
+            self._cards = [gr.HTML(visible=False, min_width=220, elem_id=f"card-{i}") for i in range(SLOTS)]
+        self._legend = gr.HTML(markup.LEGEND, visible=False)
+        narrow = gr.Number(0, label="Narrow", precision=0, visible=False)
+
+        # Before the race itself, because the page runs them in this order.
+        self._actions.start.click(None, js=SHOW_RACE, **AT_ONCE)
+        model, *conditions = self.subject.inputs
+        race = gr.on(
+            [self._actions.start.click, self.subject.prompt.submit],
+            self._race,
+            [model, *conditions, self._decodings, seed, narrow],
+            [*self._cards, self._legend, self._film, self._download, self._status, *self._actions.buttons],
+            js=IS_NARROW,
+            **GENERATES,
+        )
+        race.success(None, js=SHOW_FILM, **AT_ONCE)
+        shown = [*conditions, self._decodings]
+        model.input(self._form_of, [model, self.subject.class_label], shown, **AT_ONCE)
+
+    def _form_of(self, model: str, class_label: str | None) -> dict:
+        choices = gr.Dropdown(run_choices(self._engine, model), value=some_runs(self._engine, model))
+        return self.subject.show(model, class_label) | {self._decodings: choices}
+
+    def _race(self, page: gr.Request, *values) -> Iterator[dict]:
+        yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, *values))
+
+    def _generate(self, submit, model, prompt, class_label, decodings, seed, narrow) -> Iterator[dict]:
+        engine, cards = self._engine, self._cards
         runs = [parse_run(engine, model, value) for value in decodings]
-        update = dict.fromkeys([*cards, legend], gr.HTML(visible=False)) | actions.busy()
-        update |= {status: markup.RACE, film: gr.Image(visible=False), download: gr.DownloadButton(visible=False)}
+        update = dict.fromkeys([*cards, self._legend], gr.HTML(visible=False)) | self._actions.busy()
+        hidden = {self._film: gr.Image(visible=False), self._download: gr.DownloadButton(visible=False)}
+        update |= {self._status: markup.RACE, **hidden}
         # The engine refuses what a model cannot run.
         exact = [engine.models[name].decodings.get(decoding.partition(":")[0], False) for name, decoding in runs]
         for card, label, flag in zip(cards, decodings, exact, strict=False):
             update[card] = gr.HTML(markup.card(label, flag, None), visible=True)
-        request = subject.condition(model, prompt, class_label) | {"seed": seed, "film": True}
+        request = self.subject.condition(model, prompt, class_label) | {"seed": seed, "film": True}
         asked = [(name, chosen(engine.models[name], decoding)) for name, decoding in runs]
         began, results, shown = {}, [], {}
-        for number, event in comparison.run(submit, request, asked):
+        for number, event in self._comparison.run(submit, request, asked):
             if isinstance(event, Result):
                 results.append(event)
             elif event.passes:
@@ -148,36 +179,13 @@ def race_tab(engine: Engine, comparison: Comparison) -> Subject:
             shown[cards[number]] = gr.HTML(card, visible=True)
             yield update | {cards[number]: shown[cards[number]]}
             update = {}
-        films = [result.film for result in results]
-        path = write_race(films, f"race {prompt or class_label} {seed}", film.GRADIO_CACHE, 2 if narrow else SLOTS)
+        films, name = [result.film for result in results], f"race {prompt or class_label} {seed}"
+        path = write_race(films, name, self._film.GRADIO_CACHE, 2 if narrow else SLOTS)
         # A busy page may drop updates that another follows at once, so the results are sent again with the last one.
         yield shown | {
-            film: gr.Image(path, visible=True),
-            download: gr.DownloadButton(value=path, visible=True),
-            legend: gr.HTML(visible=True),
-            status: "",
-            **actions.idle(),
+            self._film: gr.Image(path, visible=True),
+            self._download: gr.DownloadButton(value=path, visible=True),
+            self._legend: gr.HTML(visible=True),
+            self._status: "",
+            **self._actions.idle(),
         }
-
-    def race_form(page: gr.Request, *values) -> Iterator[dict]:
-        yield from actions.run(page, status, lambda submit: generate(submit, *values))
-
-    # Before the race itself, because the page runs them in this order.
-    actions.start.click(None, js=SHOW_RACE, **AT_ONCE)
-    race = gr.on(
-        [actions.start.click, subject.prompt.submit],
-        race_form,
-        [*subject.inputs, decodings, seed, narrow],
-        [*cards, legend, film, download, status, *actions.buttons],
-        js=IS_NARROW,
-        **GENERATES,
-    )
-    race.success(None, js=SHOW_FILM, **AT_ONCE)
-
-    def on_model(model: str, class_label: str | None) -> dict:
-        choices = gr.Dropdown(run_choices(engine, model), value=some_runs(engine, model))
-        return subject.show(model, class_label) | {decodings: choices}
-
-    given = [subject.model, subject.class_label]
-    subject.model.input(on_model, given, [*subject.inputs[1:], decodings], **AT_ONCE)
-    return subject

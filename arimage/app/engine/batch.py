@@ -45,8 +45,8 @@ class RequestBatch:
     Args:
         kind: the properties that all requests of the batch share, see `Ticket.kind`.
         size: how many images are generated at a time.
-        take: called with the number of images that may begin; takes images of requests with equal plans out of the
-            queue, an empty list if there are none.
+        take: called with the number of images that may begin and their kind; takes images of requests with equal plans
+            out of the queue, or returns an empty list.
         give_back: called with a request after a failure that another request may have caused, so that it is generated
             alone.
         fail: called with a request that has failed, and the error.

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ...cli.made import notes_of, shared_adapters
+from ...cli.made import notes_of
 from ...pipelines.base import ARImagePipeline
 from .adapters import NAME, Active, name_in_pipeline
 from .batch import Parts, RequestBatch
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # After so many failed requests in a row, the engine checks whether its models still work.
 FAILURES = 3
 # What a request is refused with that leaves a full queue.
-MADE_ROOM = "this request made room for one of another client, of which fewer are waiting: try again later"
+MADE_ROOM = "this request made room for one of a client with fewer waiting requests: try again later"
 
 
 def unloaded(model: str) -> str:
@@ -39,7 +39,7 @@ def unloaded(model: str) -> str:
 
 
 class Engine:
-    """Serves requests, first come, first served. Clients of which several requests wait take turns, image for image,
+    """Serves requests, first come, first served. Clients with several waiting requests take turns, image for image,
     and the last one of the client with the most leaves a full queue for one of a client with fewer. Images with the
     same model, decoding and size, all with or all without guidance, share a batch: an image begins as soon as another
     makes room, unless a request of another kind is first in the queue. Each image has its own seed and settings and
@@ -165,9 +165,8 @@ class Engine:
         return models[model]
 
     def made_with(self, model: str) -> dict[str, Any]:
-        """The model and the adapters of `models`, as the metadata of its images name them."""
-        adapters = self._adapters.get(model, Active([], [], []))
-        return {"model": self._pipelines_of(model)[0], "lora": shared_adapters(adapters.texts)}
+        """The model without an adapter of its own, and the active adapters, FILE:SCALE each, of one of `models`."""
+        return {"model": self._pipelines_of(model)[0], "lora": self._adapters.get(model, Active([], [], [])).texts}
 
     def load_adapter(self, model: str, name: str, source: Path, scale: float) -> str:
         """Load an adapter of a model when no images are being generated, and return the name by which requests choose
@@ -303,11 +302,7 @@ class Engine:
         """The metadata of the images of a request."""
         request = ticket.request
         given = {name: getattr(request, name) for name in NOTED} | self.made_with(request.model)
-        given |= {
-            "decoding": ticket.decoding,
-            "batch_size": ticket.finished.lanes,
-            "made_from": ticket.inputs or None,
-        }
+        given |= {"decoding": ticket.decoding, "batch_size": ticket.finished.lanes, "made_from": ticket.inputs}
         pipe = self._pipelines[request.model]
         return notes_of(pipe, given, [{}], images, ticket.seeds, ticket.plan.reads)[0]
 

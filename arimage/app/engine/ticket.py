@@ -115,7 +115,7 @@ class Ticket:
 
     @property
     def inputs(self) -> list[str]:
-        """The options of `arimage generate` that give it the same images."""
+        """The options of `arimage generate` that take its images."""
         return ["image", "mask_image"] if self.plan.edits else ["image"] if self.plan.reads else []
 
     @property

@@ -18,7 +18,7 @@ from ...settings.schema import Share
 
 # The fields of `Request` that belong to `Sampling`.
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
-# Those that the metadata of an image say as the client gave them.
+# Those that the metadata of an image hold as the client gave them.
 NOTED = (
     *SAMPLING, "prompt", "class_label", "negative_prompt", "order", "num_inference_steps", "decoder_guidance_scale",
 )  # fmt: skip

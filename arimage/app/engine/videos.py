@@ -258,7 +258,7 @@ def _call(pipe, request: VideoRequest, lora: list[str], events: queue.SimpleQueu
     decoding = request.decoding or decoding_to_text(pipe.decoding)
     passes, tokens, seconds = output.stats.forward_passes, _count(output.tokens), time.perf_counter() - began
     given = {"model": request.model, "lora": lora, "prompt": request.prompt, "decoding": decoding}
-    given["made_from"] = None if request.image is None else ["image"]
+    given["made_from"] = [] if request.image is None else ["image"]
     [note], _ = notes_of(pipe, given, [{}], output.frames, output.seeds, False)
     done = (decoding, output.stats.exact)
     events.put(VideoProgress(output.frames[0], passes, preview.appeared, tokens, tokens, 1.0, seconds, done, note))

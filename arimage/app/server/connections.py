@@ -10,8 +10,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# How long the head of a request may take to arrive, and how long a client may read nothing of an answer that is being
-# sent, in seconds.
+# How long the head of a request may take to arrive, and how long a client may leave an answer unread, in seconds.
 HEAD_SECONDS, READING_SECONDS = 10, 120
 
 # The connection whose data is being read. Tasks that start meanwhile, such as that of a request, inherit it.
@@ -88,8 +87,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """When it is closed unless a head arrives or the client reads, in the time of the loop; None if neither is
-        waited for."""
+        """When it is closed unless a head arrives or the client reads, in the time of the loop; None if it waits for
+        neither."""
         return None if self._timer is None else self._timer.when()
 
     def begin(self) -> None:

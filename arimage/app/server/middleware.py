@@ -83,8 +83,8 @@ class Watch:
 
 
 class Failures:
-    """ASGI middleware within all others, so that the answer to a request whose route has failed passes through them.
-    That of Starlette's handler of all exceptions would not."""
+    """ASGI middleware within all others, so that the answer to a request whose route has failed passes through them,
+    unlike that of Starlette's handler of all exceptions."""
 
     def __init__(self, app):
         self.app = app

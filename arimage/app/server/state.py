@@ -25,7 +25,7 @@ from .quotas import Quotas
 from .video_jobs import VideoJobs
 
 
-# Images whose URL was asked for: how many are stored, how many bytes of them, and for how many seconds.
+# Images whose URL was asked for: how many are stored, of how many bytes together, and for how many seconds.
 KEPT, KEPT_BYTES, KEPT_SECONDS = 128, 2**28, 3600
 # Requests whose images are decoded at a time: a photo of 50 million pixels with a mask takes 1 GB meanwhile.
 DECODED = 2
@@ -34,7 +34,8 @@ RETRY_SECONDS = 5
 
 
 class KeptFiles:
-    """Files in memory under random names: the newest `KEPT` of at most `KEPT_BYTES`, each for `KEPT_SECONDS`."""
+    """Files in memory under random names: the newest `KEPT`, together of at most `KEPT_BYTES`, each for
+    `KEPT_SECONDS`."""
 
     def __init__(self):
         self._files: OrderedDict[str, tuple[float, bytes, str]] = OrderedDict()

@@ -187,7 +187,7 @@ class VideoJobs:
             del job
 
     def _next(self) -> Job | None:
-        """Wait for the first job that nobody does; None once they are closed."""
+        """Wait for the first queued job, and begin it; None once they are closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._queued)
             if self._closed:

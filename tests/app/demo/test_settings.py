@@ -244,6 +244,8 @@ def test_the_form_takes_what_it_can_of_a_dropped_picture_and_says_what_it_lacks(
             "made with the adapter mine.safetensors:0.5 and b:1, and the model here has no adapter",
         ),
         (edit.images[0], "text", "tree", "load that one in the tab Edit"),
+        # Its transparent part was generated again.
+        (grey(model="text", prompt="fir", made_from=["image"]), "text", "fir", "load that one in the tab Edit"),
         (read.images[0], "sizes", "make it blue", "add them"),
     ):
         found = page.drop(pictures.png(picture))

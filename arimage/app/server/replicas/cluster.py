@@ -78,7 +78,7 @@ def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) ->
 
 
 def _start_ray(device: str | None, most: int, on_cluster: bool) -> str:
-    """Join a cluster, or start Ray on this machine. Returns on what the replicas run, "cuda" or "cpu".
+    """Join a cluster, or start Ray on this machine. Returns what the replicas run on, "cuda" or "cpu".
 
     Raises:
         ValueError: if this machine has too few GPUs or cores for `most` replicas.
