@@ -121,7 +121,8 @@ SLOW = pytest.mark.slow
 )
 def test_every_kind_of_model_is_served(engine, model, options, others):
     info, continuous = engine.models[model], model in ("mar", "latent-llama")
-    assert (options["decoding"].partition(":")[0] in info.decodings) and info.edits == (model in EDITING)
+    name = options["decoding"].partition(":")[0]
+    assert name in info.decodings and info.edits == (model in EDITING)
     asked = [options, options | others]
     seen = [[], []]
     tickets = [
@@ -130,7 +131,8 @@ def test_every_kind_of_model_is_served(engine, model, options, others):
     ]
     for i, (ticket, one) in enumerate(zip(tickets, asked, strict=True)):
         result = ticket.result(60)
-        assert result.film is not None and len(result.film.frames) >= 2 and result.exact == (not model.endswith("-dd"))
+        assert result.film is not None and len(result.film.frames) >= 2
+        assert result.exact == (name not in ("few-step", "mar-disa", "recap"))
         assert any(now.previews for now in seen[i]) or model.endswith("-dd")
         if info.grid is not None:
             assert result.deciding_pass.max() == result.passes and result.deciding_pass.shape[1:] == info.grid
