@@ -158,7 +158,9 @@ class GenerateTab:
             raise refusal("no picture was clicked: click one")
         yield from self._open(page, dict(parse_qsl(link.removeprefix("?"))))
 
-    def _open_picture(self, page: gr.Request, path: str) -> Iterator[dict]:
+    def _open_picture(self, page: gr.Request, path: str | None) -> Iterator[dict]:
+        if path is None:
+            raise refusal("no picture was dropped: drop one")
         query, lacks = query_of_picture(Path(path), self._engine)
         yield from self._open(page, query, "the picture", lacks)
 

@@ -173,7 +173,7 @@ def test_the_commands_train_a_model_that_is_packaged(name, data, tmp_path, monke
     assert row.keys() == {"step", "nats per picture, val", "nats per picture, test"}
     trained = tmp_path / "out" / "best"
     if name == "icons-llamagen":
-        words = ["--model", trained, "--data", data / "train.parquet", "--out", tmp_path / "neighbours"]
+        words = ["--model", trained, "--tokens", tmp_path / "tokens" / "train", "--out", tmp_path / "neighbours"]
         run(monkeypatch, "train", "neighbours", *words)
         trained = tmp_path / "neighbours" / "model"
     package(trained, tmp_path / "icons", data)
