@@ -264,11 +264,12 @@ def test_the_packaged_recipe_is_that_of_the_published_tokenizer():
 def test_memory_does_not_grow_with_the_data_set(tmp_path):
     import psutil
 
+    (tmp_path / "shards").mkdir()
     for shard in range(20):
         rows = [{"bytes": encoded(number), "path": None} for number in range(1000 * shard, 1000 * shard + 1000)]
-        pq.write_table(pa.table({"image": rows}), tmp_path / f"{shard:02d}.parquet")
+        pq.write_table(pa.table({"image": rows}), tmp_path / "shards" / f"{shard:02d}.parquet")
     folder_of(tmp_path / "folder", [f"{number % 100}/{number}.png" for number in range(20_000)])
-    for data in (tmp_path, tmp_path / "folder"):
+    for data in (tmp_path / "shards", tmp_path / "folder"):
         # In this process, since pages that processes share are counted in each of them.
         source, sizes = open_pixels(data, 64, workers=0), []
         for step in range(200):
