@@ -87,8 +87,8 @@ class MaskedContext(LayerCache):
         return self._logits[:, :-1].unflatten(0, (self.branches, -1))
 
     def write_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Write the logits [rows, Q, V] of the slots that a pass wrote to, or of all slots, and return the logits
-        [rows, L + 1, V] of all slots."""
+        """Write the logits [rows, Q, V] of the slots that a forward pass wrote to, or of all. Returns those of all
+        slots [rows, L + 1, V]."""
         assert self._logits is not None
         logits, last = logits.detach().to(self._logits.dtype), self._logits.shape[1] - 1
         if self._index is None:

@@ -64,7 +64,7 @@ class ClipCache(ScaleCache):
         return *(each.new_empty(*each.shape[:2], self.attended, each.shape[3]) for each in past), *past
 
     def keep(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep the keys and values that a pass wrote, if a later pass reads them."""
+        """Keep the keys and values that a forward pass wrote, if a later one reads them."""
         if self.first is not None:
             for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
                 own = states[:, :, self.seen :]

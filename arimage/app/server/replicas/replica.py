@@ -60,8 +60,8 @@ class Replica:
         return self._backend.models, self._maker.models if self._maker else {}
 
     async def generate(self, request: Request) -> AsyncIterator[int | Progress | Result | Exception]:
-        """The number of tokens, then the progress whenever there are previews, then the result; or the reason why
-        there is none. Ends the request when the iterator is closed."""
+        """The number of tokens, then the progress whenever there are previews, then the result, or the error that
+        ended the request. Closing the iterator ends it too."""
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
 
         def put(item: Progress | None) -> None:
